@@ -76,16 +76,16 @@ def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     >>> get({"a": 1, "b": (sum, ["a", "a"])}, ["b", ["a"]])
     (2, (1,))
     """
-    from .default import current
+    from .default import current_scheduler
 
-    return current().get(dsk, keys, **kwargs)
+    return current_scheduler().get(dsk, keys, **kwargs)
 
 
 def _persist(collections: Any, **kwargs: Any) -> list[Any]:
     """The same for Dask's `persist`."""
-    from .default import current
+    from .default import current_scheduler
 
-    return current().persist(collections, **kwargs)
+    return current_scheduler().persist(collections, **kwargs)
 
 
 get.persist = _persist  # type: ignore[attr-defined]  # where Dask looks for it

@@ -17,7 +17,7 @@ _default: Scheduler | None = None
 _lock = new_rlock()
 
 
-def current() -> Scheduler:
+def current_scheduler() -> Scheduler:
     """The innermost entered `Scheduler`, or this process's default, made at first use."""
     global _default
     if scheduler.active:
@@ -82,5 +82,5 @@ def report(
     >>> os.path.getsize(path) < 300_000
     True
     """
-    recording = (scheduler or current()).record(level)
+    recording = (scheduler or current_scheduler()).record(level)
     return Report(path, recording, code, timeline, storage_options)

@@ -102,7 +102,7 @@ class Iteration:
             _check_array(f"argument {n}", array)
             _check_alike(f"argument {n}", array, like)
         layers, needs = dict(self._layers), dict(self._needs)
-        for array, like in zip(_persisted(state), self._inputs, strict=True):
+        for array, like in zip(_persist_state(state), self._inputs, strict=True):
             layers[like.name], needs[like.name] = _renamed_layer(array, like.name), set()
         graph = HighLevelGraph(layers, needs)
         lazy = [Array(graph, a.name, a.chunks, meta=a._meta) for a in self._outputs]
@@ -137,7 +137,7 @@ def _is_persisted(array: Array) -> bool:
     )
 
 
-def _persisted(state: tuple[Any, ...]) -> list[Array]:
+def _persist_state(state: tuple[Any, ...]) -> list[Array]:
     late = [n for n, array in enumerate(state) if not _is_persisted(array)]
     out = list(state)
     for n, array in zip(late, dask.persist(*[state[n] for n in late]), strict=True):

@@ -316,7 +316,7 @@ def _point_by_point(
     tried = []
     for where in (0.0, 0.5, 1.0):
         point = [
-            kind(a.at(np.array([int(where * (len(a) - 1))]))[0])
+            kind(a.coordinates_of(np.array([int(where * (len(a) - 1))]))[0])
             if isinstance(a, MeshAxis)
             else kind(1)
             for a in axes
@@ -410,16 +410,16 @@ def _sides(
     free = [words == "auto" or given.get(k) == "auto" for k in range(len(sides))]
     lengths = [tuple(map(int, side)) for side in sides]
     more = LARGER ** (1 / max(sum(free), 1))
-    return tuple([_equal(s, more) if f else s for s, f in zip(lengths, free, strict=True)])
+    return tuple([_equalize_tiles(s, more) if f else s for s, f in zip(lengths, free, strict=True)])
 
 
-def _equal(side: tuple[int, ...], more: float) -> tuple[int, ...]:
+def _equalize_tiles(side: tuple[int, ...], more: float) -> tuple[int, ...]:
     """Return equal lengths of tiles, if such are near, at most so many times as long.
 
     Then all tiles have one kernel, instead of one for each edge and corner. A multiple of four, so
     that vectors of elements lie in rows.
 
-    >>> _equal((4096,) * 12 + (848,), 1.23) == (5000,) * 10, _equal((4, 4, 1), 2)
+    >>> _equalize_tiles((4096,) * 12 + (848,), 1.23) == (5000,) * 10, _equalize_tiles((4, 4, 1), 2)
     (True, (4, 4, 1))
     """
     whole, length = sum(side), side[0]
@@ -483,7 +483,7 @@ class MeshTile:
         if self.axes[k] is None and self.xp != "numpy":
             return None
         formula = self.axes[k]
-        coordinates = None if formula is None else formula.at(numbers)
+        coordinates = None if formula is None else formula.coordinates_of(numbers)
         return _with_array(self, k), self.axes[:k].count(None), coordinates
 
     def points(self, tile: Tile, arrays: Sequence[Any]) -> list[Any]:
@@ -492,7 +492,7 @@ class MeshTile:
         out = []
         for formula, k in zip(self.axes, self.order, strict=True):
             if formula is not None:
-                x = formula.at(tile.numbers(k, self.xp))
+                x = formula.coordinates_of(tile.numbers(k, self.xp))
             else:
                 x = next(given)
                 if isinstance(x, np.ndarray) and self.xp != "numpy":

@@ -50,7 +50,7 @@ from .runtime.loop import add_note
 from .runtime.observe import Recorder, RunRecord
 from .runtime.persisted import PersistedChunks
 from .runtime.protocol import Devices, Hardware, StepWatcher
-from .sparse_parts import unwrapped
+from .sparse_parts import unwrap_sparse
 
 
 class Scheduler(ObservedScheduler):
@@ -273,7 +273,7 @@ class Scheduler(ObservedScheduler):
                 run = PlanRun(entry, lease, request.keep, callbacks, rerun, record=record)
                 values = self._execute(run)
             if not request.keep:
-                values = [unwrapped(v) for v in values]
+                values = [unwrap_sparse(v) for v in values]
             if request.cache is not None:  # Dask's own schedulers leave results in it
                 request.cache.update(zip(entry.graph.wanted, values, strict=True))
             return nest_values(request.keys, iter(values))

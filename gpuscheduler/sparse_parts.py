@@ -87,7 +87,7 @@ def is_scipys(kind: type) -> bool:
     return any(c.__module__.startswith(SCIPY) for c in kind.__mro__)
 
 
-def unwrapped(value: Any) -> Any:
+def unwrap_sparse(value: Any) -> Any:
     """The matrix that a block of the package's own holds; any other value as it is."""
     kind = type(value)
     held = (kind.__name__, kind.__module__) in WRAPPERS and value.ndim == 2
@@ -137,7 +137,7 @@ def rebuild(value: Any, arrays: Sequence[Any]) -> Any:
     """
     kind = type(value)
     if kind.__name__ == "SparseBlock":
-        return value.replaced(arrays[0])
+        return value.replace_matrix(arrays[0])
     if kind is SparseParts:
         library, name, facts = value.library, value.name, value.facts
     else:

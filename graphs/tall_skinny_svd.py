@@ -57,6 +57,9 @@ def bytes_moved(size: tuple[int, int]) -> int:
 
 
 def flops(size: tuple[int, int]) -> int:
-    """Householder QR for R alone, 2 m n² (Golub and Van Loan, 5.2), and the SVD of R, 4 n³ / 3."""
+    """Return 2 m n² for R of Householder QR, and 4 n³ / 3 for its SVD.
+
+    See Golub and Van Loan, 5.2.
+    """
     m, n = size
     return 2 * m * n**2 + 4 * n**3 // 3

@@ -30,8 +30,11 @@ def libraries(tmp_path_factory):
 
 @pytest.fixture
 def only_new_garbage():
-    """For tests that look for garbage many times: what was there before, most of it modules, takes
-    a fifth of a second each time. Meanwhile no run puts anything aside by itself."""
+    """Hide older objects from the garbage collector.
+
+    A test that collects garbage many times would look at all modules each time, for a fifth of a
+    second. Meanwhile no run puts anything aside by itself.
+    """
     gc.freeze()
     yield
     gc.unfreeze()

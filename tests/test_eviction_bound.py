@@ -19,8 +19,10 @@ NAMES = "abcdefgh"
 
 
 def small_plan(rng, devices, largest):
-    """Some values that are there, in any places, and steps that read up to two of what is before,
-    in little more memory than they need."""
+    """A plan with some values in any places, and steps that read up to two earlier values.
+
+    Memory is little more than the steps need.
+    """
     steps, there, fixed = [], {}, []
     count = rng.randint(1, 4)
     for i, name in enumerate(NAMES):
@@ -87,8 +89,10 @@ def order_of(plan):
 
 @pytest.mark.parametrize(("devices", "largest"), [(1, 1), (1, 4), (2, 1), (2, 4)])
 def test_no_choice_of_what_is_kept_moves_less(devices, largest):
-    """And the best one moves as much, in all of these plans where values are equal, though not in
-    all that there are; of unequal ones a part may stay."""
+    """The best choice moves as much in all of these plans, where values are equal.
+
+    It need not in every plan: of unequal values a part may stay.
+    """
     rng = random.Random(devices + largest)
     found = []
     for _ in range(100):

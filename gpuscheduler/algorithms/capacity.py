@@ -17,10 +17,10 @@ class Capacity(NamedTuple):
     devices: int  # that one library call leaves idle but one: a call on the host may use all cores
     nbytes: int  # that values may take in the memory of one device
 
-    def holds(self, nbytes: int) -> bool:
+    def fits_in_device(self, nbytes: int) -> bool:
         """Whether that much, and as much again to work in, fits one device.
 
-        >>> Capacity(1, 100).holds(50), Capacity(1, 100).holds(51)
+        >>> Capacity(1, 100).fits_in_device(50), Capacity(1, 100).fits_in_device(51)
         (True, False)
         """
         return 2 * nbytes <= self.nbytes

@@ -21,10 +21,10 @@ from .matrices import (
     as_stack,
     call_on_stacks,
     call_on_whole,
+    empty_meta,
     fits,
     in_one_call,
-    inexact,
-    like,
+    inexact_dtype,
 )
 
 
@@ -64,7 +64,7 @@ def cholesky(a: Any, *, upper: bool = False, block_size: int | None = None) -> A
     [[2.0, 0.0], [1.0, 2.0]]
     """
     a = as_stack("cholesky", a)
-    dtype = inexact("cholesky", a.dtype)
+    dtype = inexact_dtype("cholesky", a.dtype)
     if upper:
         return _adjoint(cholesky(_adjoint(a), block_size=block_size))
     if a.ndim > 2:
@@ -79,14 +79,14 @@ def _adjoint(a: Array) -> Array:
 
 def _factor_stack(a: Any) -> Any:
     factor = lapack.call(np.linalg.cholesky, lapack.INDEFINITE, a)
-    return _checked(factor)
+    return _check_factor(factor)
 
 
 def _factor_whole(a: Any) -> Any:
-    return _checked(lapack.factor_lower(a))
+    return _check_factor(lapack.factor_lower(a))
 
 
-def _checked(factor: Any) -> Any:
+def _check_factor(factor: Any) -> Any:
     """A factor, if its diagonal is finite: not every library fails for NaN."""
     xp = array_module(factor)
     if not xp.isfinite(xp.diagonal(factor, axis1=-2, axis2=-1)).all():
@@ -122,7 +122,7 @@ def factor_lower(a: Array, block_size: int | None = None) -> Array:
             tasks[key] = Task(key, update_column, TaskRef(latest[j]), TaskRef(panel), below)
             latest[j] = key
     graph = _layer(name, tasks, [columns])
-    return Array(graph, name, chunks=columns.chunks, meta=like(a, 2, dtype)).rechunk(a.chunks)
+    return Array(graph, name, chunks=columns.chunks, meta=empty_meta(a, 2, dtype)).rechunk(a.chunks)
 
 
 def _rows_from(column: Any, start: int) -> Any:
@@ -137,7 +137,7 @@ def factor_panel(column: Any, start: int) -> Any:
     """
     width = column.shape[1]
     try:
-        corner = _checked(lapack.factor_lower(_copy_on_gpu(column[:width])))
+        corner = _check_factor(lapack.factor_lower(_copy_on_gpu(column[:width])))
     except np.linalg.LinAlgError as error:
         raise np.linalg.LinAlgError(
             f"{lapack.INDEFINITE}: see columns {start} to {start + width - 1}"
@@ -200,7 +200,7 @@ def cho_solve(c_and_lower: tuple[Any, bool], b: Any) -> Array:
         raise ValueError(
             f"cho_solve: a factor of shape {factor.shape} does not go with b of {b.shape}"
         )
-    dtype = inexact("cho_solve", factor.dtype, b.dtype)
+    dtype = inexact_dtype("cho_solve", factor.dtype, b.dtype)
     if not lower:
         factor = _adjoint(factor)
     if fits(factor, (factor.size + b.size) * dtype.itemsize) or not b.size:
@@ -219,7 +219,7 @@ def _solve_factored(factor: Any, b: Any) -> Any:
 def solve_lower_columns(factor: Array, b: Array, width: int) -> Array:
     """Solve by a lower factor in block columns, each of which one task reads."""
     n, vector = len(factor), b.ndim == 1
-    dtype = inexact("cho_solve", factor.dtype, b.dtype)
+    dtype = inexact_dtype("cho_solve", factor.dtype, b.dtype)
     right = (b[:, None] if vector else b).astype(dtype)
     right = right.rechunk((n, -1 if right.shape[1] <= width else width))
     columns = factor.astype(dtype).rechunk((n, width))
@@ -230,7 +230,7 @@ def solve_lower_columns(factor: Array, b: Array, width: int) -> Array:
         latest: Any = (right.name, 0, j)
         for step, function, order in (
             ("forward", _forward, first),
-            ("back", _back, first[::-1]),
+            ("back", _solve_adjoint_row, first[::-1]),
         ):
             for k, start in order:
                 last = step == "back" and k == 0
@@ -239,7 +239,7 @@ def solve_lower_columns(factor: Array, b: Array, width: int) -> Array:
                 tasks[key] = Task(key, function, TaskRef(latest), column, start)
                 latest = key
     graph = _layer(name, tasks, [right, columns])
-    x = Array(graph, name, chunks=right.chunks, meta=like(factor, 2, dtype))
+    x = Array(graph, name, chunks=right.chunks, meta=empty_meta(factor, 2, dtype))
     x = x.rechunk((factor.chunks[1], right.chunks[1]))
     return x[:, 0] if vector else x.rechunk({1: b.chunks[1]})
 
@@ -254,7 +254,7 @@ def _forward(right: Any, column: Any, start: int) -> Any:
     return x
 
 
-def _back(right: Any, column: Any, start: int) -> Any:
+def _solve_adjoint_row(right: Any, column: Any, start: int) -> Any:
     """Solve the rows of a row of the adjoint of L, which reads the rows below."""
     stop = start + column.shape[1]
     x = array_module(right).array(right, order="F")

@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
-from .matrices import as_arrays, like
+from .matrices import as_arrays, empty_meta
 from .products import cross as cross_of_any
 from .square import inv, solve
 
@@ -52,7 +52,7 @@ def matrix_power(a: Any, n: int) -> Array:
     except TypeError as error:
         raise TypeError(f"matrix_power: exponent must be an integer, not {n!r}") from error
     if n == 0:
-        rows = da.arange(a.shape[-1], chunks=a.chunks[-1], like=like(a, 1, int))
+        rows = da.arange(a.shape[-1], chunks=a.chunks[-1], like=empty_meta(a, 1, int))
         ones = (rows[:, None] == rows[None, :]).astype(a.dtype)
         return da.broadcast_to(ones, a.shape, chunks=(*a.chunks[:-1], a.chunks[-1]))
     if n < 0:

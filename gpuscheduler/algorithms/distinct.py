@@ -98,7 +98,7 @@ def unique(
             f"unique: axis={axis}: use axis=None, or np.unique(x.compute(), axis={axis})"
         )
     ar = check_sortable("unique", ar)
-    values, index, counts = _distinct("unique", ar, return_index, return_counts, equal_nan)
+    values, index, counts = _find_distinct("unique", ar, return_index, return_counts, equal_nan)
     out = [values]
     if return_index:
         out.append(index)
@@ -220,7 +220,7 @@ def isin(
     array([False,  True, False, False])
     """
     element, tests = check_sortable("isin", element), check_sortable("isin", test_elements)
-    tests, _, _ = _distinct("unique", tests, False, False, True)
+    tests, _, _ = _find_distinct("unique", tests, False, False, True)
     return _search_whole("isin", tests, element, _is_in, (bool(invert),), np.dtype(bool))
 
 
@@ -230,7 +230,7 @@ def union1d(ar1: Any, ar2: Any) -> Any:
     >>> union1d(da.arange(3, chunks=2), [7, 1]).compute()
     array([0, 1, 2, 7])
     """
-    return unique(_concatenate(*(_flat("union1d", x) for x in (ar1, ar2))))
+    return unique(_concatenate(*(_flatten_sortable("union1d", x) for x in (ar1, ar2))))
 
 
 def intersect1d(
@@ -243,7 +243,7 @@ def intersect1d(
     >>> intersect1d(da.arange(5, chunks=2), [7, 3, 1]).compute()
     array([1, 3])
     """
-    first, second = (_flat("intersect1d", x) for x in (ar1, ar2))
+    first, second = (_flatten_sortable("intersect1d", x) for x in (ar1, ar2))
     common = np.result_type(first.dtype, second.dtype)
     first, second = first.astype(common), second.astype(common)
     if not return_indices:
@@ -261,7 +261,7 @@ def setdiff1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
     >>> setdiff1d(da.arange(5, chunks=2), [7, 3, 1]).compute()
     array([0, 2, 4])
     """
-    first, second = (_flat("setdiff1d", x) for x in (ar1, ar2))
+    first, second = (_flatten_sortable("setdiff1d", x) for x in (ar1, ar2))
     values = first if assume_unique else unique(first)
     return values[isin(values, second, invert=True)]
 
@@ -272,13 +272,13 @@ def setxor1d(ar1: Any, ar2: Any, assume_unique: bool = False) -> Any:
     >>> setxor1d(da.arange(5, chunks=2), [7, 3, 1]).compute()
     array([0, 2, 4, 7])
     """
-    both = [_flat("setxor1d", x) for x in (ar1, ar2)]
+    both = [_flatten_sortable("setxor1d", x) for x in (ar1, ar2)]
     both = [x if assume_unique else unique(x) for x in both]
     values, counts = unique(_concatenate(*both), return_counts=True, equal_nan=False)
     return values[counts == 1]
 
 
-def _flat(name: str, x: Any) -> Any:
+def _flatten_sortable(name: str, x: Any) -> Any:
     return flatten(check_sortable(name, x), None)[0] if np.ndim(x) else da.asanyarray(x).reshape(1)
 
 
@@ -291,7 +291,7 @@ def _concatenate(a: Any, b: Any) -> Any:
 # ---- graphs
 
 
-def _distinct(
+def _find_distinct(
     what: str, ar: Any, wants_index: bool, wants_counts: bool, equal_nan: bool
 ) -> tuple[Any, Any, Any]:
     """The distinct values, their first indices and counts; None for what is not wanted."""

@@ -14,7 +14,7 @@ from dask.array.core import Array
 
 from . import lapack
 from .blocks import array_module
-from .matrices import as_stack, call_on_stacks, call_on_whole, fits, inexact, real_part
+from .matrices import as_stack, call_on_stacks, call_on_whole, fits, inexact_dtype, real_part
 
 #: Matrices of the argument's size that a call needs beside as many for its working memory.
 SIZES = {"eigh": 2, "eigvalsh": 1, "eig": 4, "eigvals": 2}
@@ -149,7 +149,7 @@ def _decompose(
 ) -> list[Array]:
     """Arrays of what a function makes of matrices."""
     a = as_stack(function, a)
-    dtype, n = inexact(function, a.dtype), a.shape[-1]
+    dtype, n = inexact_dtype(function, a.dtype), a.shape[-1]
     dtypes = [_dtype_of(kind, dtype) for kind in kinds]
     fits(a, SIZES[function] * n * n * dtype.itemsize, of=function, hint=ALTERNATIVES)
     if a.ndim > 2:

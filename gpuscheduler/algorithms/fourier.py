@@ -20,7 +20,7 @@ from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
 
 from .blocks import array_module, module_name
 from .capacity import capacity
-from .matrices import like
+from .matrices import empty_meta
 
 __all__ = [
     "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift",
@@ -72,7 +72,7 @@ def plan_transforms(
     """
 
     for growth in (2, 16, math.inf):
-        bound = min(limit, max(few, growth * _largest(chunks)))
+        bound = min(limit, max(few, growth * _largest_block(chunks)))
         steps = _fewest_moves(chunks, tuple(transforms), bound)
         if steps is not None or bound == limit:
             return steps
@@ -85,42 +85,42 @@ def _fewest_moves(
     """The same, with blocks of at most `limit` elements after each rechunk."""
 
     @cache
-    def best(
+    def search_best(
         rest: tuple[Transform, ...], chunks: Chunks
     ) -> tuple[float, tuple[TransformStep, ...]] | None:
         if not rest:
             return 0, ()
-        now, later = _possible(rest, chunks)
+        now, later = _split_transforms(rest, chunks)
         if now:
-            after = best(later, _transformed(chunks, now))
+            after = search_best(later, _chunks_after(chunks, now))
             return after and (after[0], (TransformStep(None, now), *after[1]))
         found = []
         size = math.prod(sum(c) for c in chunks)
         for count in range(1, len(rest) + 1):
             for whole in combinations(rest, count):
                 new = make_whole(chunks, {t.axis for t in whole}, {t.axis for t in rest}, limit)
-                if _largest(new) > limit:
+                if _largest_block(new) > limit:
                     continue
-                now, later = _possible(rest, new)
-                after = best(later, _transformed(new, now)) if now else None
+                now, later = _split_transforms(rest, new)
+                after = search_best(later, _chunks_after(new, now)) if now else None
                 if after is not None:
                     steps = (TransformStep(new, now), *after[1])
-                    found.append((size + after[0], _largest(new), len(steps), steps))
+                    found.append((size + after[0], _largest_block(new), len(steps), steps))
         if not found:
             return None
         cost, _, _, steps = min(found, key=lambda way: way[:3])
         return cost, steps
 
-    way = best(transforms, chunks)
+    way = search_best(transforms, chunks)
     return None if way is None else way[1]
 
 
-def _largest(chunks: Chunks) -> int:
+def _largest_block(chunks: Chunks) -> int:
     """Elements of the largest block."""
     return math.prod(max(c, default=0) for c in chunks)
 
 
-def _possible(
+def _split_transforms(
     rest: tuple[Transform, ...], chunks: Chunks
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
     """Transforms that blocks can make now, and those after them."""
@@ -140,7 +140,7 @@ def _possible(
             return tuple(now), tuple(later)
 
 
-def _transformed(chunks: Chunks, now: Sequence[Transform]) -> Chunks:
+def _chunks_after(chunks: Chunks, now: Sequence[Transform]) -> Chunks:
     """Chunks after transforms of whole axes."""
     out = list(chunks)
     for t in now:
@@ -197,8 +197,8 @@ def _run(a: Array, transforms: Sequence[Transform], norm: str | None) -> Array:
         if found is None:
             raise NotImplementedError(
                 f"{name}: an axis of {a.shape} is longer than one device can transform: a "
-                f"block needs {int(_smallest(a.shape, transforms) * each):,} bytes there with its "
-                f"working memory, and the limit is {room:,}. Filter or cut the signal "
+                f"block needs {int(_longest_line(a.shape, transforms) * each):,} bytes there with "
+                f"its working memory, and the limit is {room:,}. Filter or cut the signal "
                 "into overlapping parts, as with dask.array.overlap"
             )
         steps = found
@@ -207,14 +207,16 @@ def _run(a: Array, transforms: Sequence[Transform], norm: str | None) -> Array:
         if step.chunks is not None:
             x = x.rechunk(step.chunks)
         kind = _result_type(x.dtype, step.transforms)
-        chunks = _transformed(x.chunks, step.transforms)
+        chunks = _chunks_after(x.chunks, step.transforms)
         plain: Any = tuple(map(tuple, step.transforms))
         function: Any = _transform_block
-        x = x.map_blocks(function, plain, norm, kind.str, chunks=chunks, meta=like(a, a.ndim, kind))
+        x = x.map_blocks(
+            function, plain, norm, kind.str, chunks=chunks, meta=empty_meta(a, a.ndim, kind)
+        )
     return x
 
 
-def _smallest(shape: tuple[int, ...], transforms: Sequence[Transform]) -> int:
+def _longest_line(shape: tuple[int, ...], transforms: Sequence[Transform]) -> int:
     """Elements of one line of the longest axis."""
     return max(shape[t.axis] for t in transforms)
 
@@ -248,13 +250,15 @@ def _transform_block(
         if t.function in OF_SEVERAL:
             several.append(t)
             continue
-        block = _several(library, block, several, norm)
+        block = _transform_several(library, block, several, norm)
         several = []
         block = getattr(library, t.function)(block, n=t.n, axis=t.axis, norm=norm)
-    return _several(library, block, several, norm).astype(dtype, copy=False)
+    return _transform_several(library, block, several, norm).astype(dtype, copy=False)
 
 
-def _several(library: Any, block: Any, transforms: Sequence[Transform], norm: str | None) -> Any:
+def _transform_several(
+    library: Any, block: Any, transforms: Sequence[Transform], norm: str | None
+) -> Any:
     """Transforms of one kind along several axes, in one call."""
     if not transforms:
         return block
@@ -289,7 +293,7 @@ def _of_axis(function: str, a: Array, n: Any, axis: Any) -> Transform:
     return Transform(function, axis, n, n // 2 + 1 if function in ("rfft", "ihfft") else n)
 
 
-def _one(function: str, a: Any, n: Any, axis: int, norm: str | None) -> Array:
+def _transform_axis(function: str, a: Any, n: Any, axis: int, norm: str | None) -> Array:
     a = _argument(function, a)
     if function in ("rfft", "ihfft") and a.dtype.kind == "c":
         raise TypeError(f"{function}: takes real numbers, not {a.dtype}; use fft")
@@ -333,7 +337,7 @@ def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -
     >>> fft(da.array([1.0, 0.0, 0.0, 0.0]).rechunk(2)).compute().real.tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    return _one("fft", a, n, axis, norm)
+    return _transform_axis("fft", a, n, axis, norm)
 
 
 def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
@@ -345,7 +349,7 @@ def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     >>> ifft(fft(da.arange(3.0, chunks=1))).compute().real.round(9).tolist()
     [0.0, 1.0, 2.0]
     """
-    return _one("ifft", a, n, axis, norm)
+    return _transform_axis("ifft", a, n, axis, norm)
 
 
 def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
@@ -357,7 +361,7 @@ def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     >>> rfft(da.ones(4, chunks=2)).compute().real.tolist()
     [4.0, 0.0, 0.0]
     """
-    return _one("rfft", a, n, axis, norm)
+    return _transform_axis("rfft", a, n, axis, norm)
 
 
 def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
@@ -369,7 +373,7 @@ def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     >>> irfft(da.array([4.0, 0.0, 0.0]).rechunk(2)).compute().tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    return _one("irfft", a, n, axis, norm)
+    return _transform_axis("irfft", a, n, axis, norm)
 
 
 def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
@@ -381,7 +385,7 @@ def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) 
     >>> hfft(da.array([1.0, 0.0, 0.0]).rechunk(2)).compute().tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
-    return _one("hfft", a, n, axis, norm)
+    return _transform_axis("hfft", a, n, axis, norm)
 
 
 def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
@@ -393,7 +397,7 @@ def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None)
     >>> ihfft(da.ones(4, chunks=2)).compute().real.tolist()
     [1.0, 0.0, 0.0]
     """
-    return _one("ihfft", a, n, axis, norm)
+    return _transform_axis("ihfft", a, n, axis, norm)
 
 
 def fftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:

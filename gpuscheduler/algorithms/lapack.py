@@ -34,7 +34,7 @@ class Panel(NamedTuple):
 
 
 @contextmanager
-def _failing(message: str) -> Iterator[None]:
+def _raise_failures(message: str) -> Iterator[None]:
     """Look for failures of CuPy's functions, and report them in NumPy's words."""
     import cupyx
 
@@ -52,7 +52,7 @@ def call(function: Callable[..., Any], message: str, *arrays: Any, **options: An
     [[1.0, 0.0], [0.0, 0.5]]
     """
     xp = array_module(arrays[0])
-    watch = nullcontext() if xp is np else _failing(message)
+    watch = nullcontext() if xp is np else _raise_failures(message)
     with watch:
         return getattr(xp.linalg, function.__name__)(*arrays, **options)
 
@@ -72,7 +72,7 @@ def solve(a: Any, b: Any) -> Any:
     if not (a.flags.c_contiguous or a.flags.f_contiguous):
         a = a.copy(order="C")
     b = b.copy(order="F") if not b.flags.f_contiguous else b
-    with _failing(SINGULAR):
+    with _raise_failures(SINGULAR):
         lapack.gesv(a, b)
     return b
 

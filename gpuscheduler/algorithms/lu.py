@@ -25,10 +25,10 @@ from .matrices import (
     as_arrays,
     as_stack,
     call_on_whole,
+    empty_meta,
     fits,
     in_one_call,
-    inexact,
-    like,
+    inexact_dtype,
     pick_value,
 )
 
@@ -104,7 +104,7 @@ class _LayersBefore(NamedTuple):
         return (self.name,)
 
 
-def _after(columns: Columns) -> _LayersBefore:
+def _layers_before(columns: Columns) -> _LayersBefore:
     return _LayersBefore(columns.graph, columns.panels[0][0].removesuffix("-panel"))
 
 
@@ -127,8 +127,8 @@ def solve_columns(columns: Columns, right: Array) -> Array:
             panel = TaskRef(columns.panels[k])
             tasks[key] = Task(key, lapack.substitute, TaskRef(latest), panel, start)
             latest = key
-    graph = _layer(name, tasks, [right, _after(columns)])
-    return Array(graph, name, chunks=right.chunks, meta=like(columns.of, 2, columns.dtype))
+    graph = _layer(name, tasks, [right, _layers_before(columns)])
+    return Array(graph, name, chunks=right.chunks, meta=empty_meta(columns.of, 2, columns.dtype))
 
 
 def log_determinant(columns: Columns) -> list[Array]:
@@ -136,7 +136,7 @@ def log_determinant(columns: Columns) -> list[Array]:
     name = f"lu-slogdet-{tokenize(columns.panels)}"
     panels = List(*map(TaskRef, columns.panels))
     tasks: dict[Any, Any] = {name: Task(name, _log_determinant, panels, columns.width)}
-    before: list[Any] = [_after(columns)]
+    before: list[Any] = [_layers_before(columns)]
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=before)
     kinds = [columns.dtype, np.empty(0, columns.dtype).real.dtype]
     return [pick_value(graph, name, n, (), kind, columns.of) for n, kind in enumerate(kinds)]
@@ -206,7 +206,7 @@ def lu_factor(a: Any, *, block_size: int | None = None) -> tuple[Array, Array]:
     a = as_stack("lu_factor", a, square=False)
     if a.ndim > 2:
         raise NotImplementedError("lu_factor: of stacks of matrices; call it for each matrix")
-    dtype, (m, n) = inexact("lu_factor", a.dtype), a.shape
+    dtype, (m, n) = inexact_dtype("lu_factor", a.dtype), a.shape
     if block_size is None or not a.size or m != n:
         if in_one_call(a, m * n * dtype.itemsize) or not a.size:
             outputs = [((m, n), dtype), ((min(m, n),), np.int32)]
@@ -228,12 +228,14 @@ def lu_factor(a: Any, *, block_size: int | None = None) -> tuple[Array, Array]:
     for j, panel in enumerate(columns.panels):
         later = List(*[TaskRef(orders[k]) for k in range(j + 1, len(orders))])
         tasks[name, 0, j] = Task((name, 0, j), _exchange_later, TaskRef(panel), later)
-    graph = _layer(name, tasks, [_after(columns)])
+    graph = _layer(name, tasks, [_layers_before(columns)])
     widths = tuple(min(width, n - start) for start in starts(n, width))
-    lu = Array(graph, name, chunks=((n,), widths), meta=like(a, 2, dtype)).rechunk(a.chunks)
+    lu = Array(graph, name, chunks=((n,), widths), meta=empty_meta(a, 2, dtype)).rechunk(a.chunks)
     piv = f"{name}-piv"
     keys = {(piv, j): Task((piv, j), _only_pivots, TaskRef(orders[j])) for j in orders}
-    pivots = array_of(piv, keys, (widths,), like(a, 1, np.int32), [_LayersBefore(graph, name)])
+    pivots = array_of(
+        piv, keys, (widths,), empty_meta(a, 1, np.int32), [_LayersBefore(graph, name)]
+    )
     return lu, pivots
 
 
@@ -292,7 +294,7 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: int = 0) -> Array:
         raise ValueError(
             f"lu_solve: factors of shape {lu.shape} and {piv.shape} do not go with b of {b.shape}"
         )
-    dtype = inexact("lu_solve", lu.dtype, b.dtype)
+    dtype = inexact_dtype("lu_solve", lu.dtype, b.dtype)
     nbytes = (lu.size + b.size) * dtype.itemsize
     fits(lu, nbytes, of="lu_solve", hint="gpuscheduler.linalg.solve works in block columns.")
     (x,) = call_on_whole(

@@ -22,10 +22,10 @@ from .capacity import capacity
 SMALL = {"cupy": 2**29, "numpy": 2**23}
 
 
-def inexact(function: str, *dtypes: Any) -> np.dtype[Any]:
+def inexact_dtype(function: str, *dtypes: Any) -> np.dtype[Any]:
     """The dtype in which NumPy's linear algebra computes.
 
-    >>> inexact("inv", np.int32), inexact("solve", np.float32, np.complex64)
+    >>> inexact_dtype("inv", np.int32), inexact_dtype("solve", np.float32, np.complex64)
     (dtype('float64'), dtype('complex64'))
     """
     for dtype in map(np.dtype, dtypes):
@@ -68,11 +68,11 @@ def as_stack(function: str, a: Any, square: bool = True) -> Array:
             f"{function}: Last 2 dimensions of the array must be square, not "
             f"{a.shape[-2]} x {a.shape[-1]}"
         )
-    inexact(function, a.dtype)
+    inexact_dtype(function, a.dtype)
     return a
 
 
-def like(a: Array, ndim: int, dtype: Any) -> Any:
+def empty_meta(a: Array, ndim: int, dtype: Any) -> Any:
     """An empty array of the library of an array's blocks."""
     return array_module(a._meta).empty((0,) * ndim, dtype)
 
@@ -83,7 +83,7 @@ def fits(a: Array, *sizes: float, of: str = "", hint: str = "") -> bool:
     With a name `of` a function that knows no other way, it raises where they do not.
     """
     nbytes, room = int(sum(sizes)), capacity(module_name(a))
-    if room.holds(nbytes):
+    if room.fits_in_device(nbytes):
         return True
     if of:
         raise NotImplementedError(
@@ -105,10 +105,10 @@ def in_one_call(a: Array, *sizes: float) -> bool:
 def references(a: Array) -> Any:
     """The blocks of an array, as nested lists for a task."""
 
-    def nested(keys: Any) -> Any:
-        return List(*map(nested, keys)) if isinstance(keys, list) else TaskRef(keys)
+    def nest_references(keys: Any) -> Any:
+        return List(*map(nest_references, keys)) if isinstance(keys, list) else TaskRef(keys)
 
-    return nested(a.__dask_keys__())
+    return nest_references(a.__dask_keys__())
 
 
 def assemble(blocks: Any, dtype: Any, order: str = "C") -> Any:
@@ -183,7 +183,11 @@ def call_on_whole(
         shape, kind = outputs[0]
         key = (name, *(0 for _ in shape))
         chunks = tuple((n,) for n in shape)
-        return [array_of(name, {key: task(key)}, chunks, like(arrays[0], len(shape), kind), arrays)]
+        return [
+            array_of(
+                name, {key: task(key)}, chunks, empty_meta(arrays[0], len(shape), kind), arrays
+            )
+        ]
     whole = f"{name}-all"
     tasks: dict[Any, Any] = {whole: task(whole)}
     needs: Sequence[Any] = arrays
@@ -201,7 +205,9 @@ def pick_value(
     layers: dict[str, Any] = {**graph.layers, name: {block: Task(block, getitem, TaskRef(key), n)}}
     needs = {**graph.dependencies, name: {owner}}
     chunks = tuple((size,) for size in shape)
-    return Array(HighLevelGraph(layers, needs), name, chunks, meta=like(of, len(shape), dtype))
+    return Array(
+        HighLevelGraph(layers, needs), name, chunks, meta=empty_meta(of, len(shape), dtype)
+    )
 
 
 def call_on_stacks(
@@ -227,7 +233,7 @@ def call_on_stacks(
             loop = range(len(axes) - x.ndim, 0)  # counted from the last, as they are broadcast
             pairs += [x, (*loop, *axes)]
         _, whole = unify_chunks(*pairs)
-    metas = [like(whole[0], len(axes), kind) for axes, kind in zip(made, dtypes, strict=True)]
+    metas = [empty_meta(whole[0], len(axes), kind) for axes, kind in zip(made, dtypes, strict=True)]
     return da.apply_gufunc(
         function,
         signature,

@@ -61,10 +61,10 @@ def ordered_keys(x: Any, descending: bool = False) -> tuple[Any, ...]:
         return (_float_keys(x, descending),)
     unsigned = x.view(_UNSIGNED[dtype.itemsize])
     if dtype.kind in "iMm":
-        unsigned = unsigned ^ _top(unsigned.dtype)
+        unsigned = unsigned ^ _top_bit(unsigned.dtype)
     if dtype.kind in "Mm":
         unsigned = unsigned - unsigned.dtype.type(1)  # NaT, the least, becomes the greatest
-        most = _most(unsigned.dtype)
+        most = _largest_integer(unsigned.dtype)
         if descending:
             xp = array_module(unsigned)
             unsigned = xp.where(unsigned == most, most, most - unsigned.dtype.type(1) - unsigned)
@@ -80,7 +80,7 @@ def values_of_keys(keys: Any, dtype: Any) -> Any:
     array([-1.5,  0. ,  inf,  nan], dtype=float32)
     """
     dtype = np.dtype(dtype).newbyteorder("=")
-    top = _top(keys.dtype)
+    top = _top_bit(keys.dtype)
     if dtype.kind == "f":
         keys = array_module(keys).where(keys >= top, keys & ~top, ~keys)
     elif dtype.kind == "i":
@@ -92,7 +92,7 @@ def _float_keys(x: Any, descending: bool) -> Any:
     xp = array_module(x)
     bits = x.view(_UNSIGNED[x.dtype.itemsize])
     kind = bits.dtype
-    top, most = _top(kind), _most(kind)
+    top, most = _top_bit(kind), _largest_integer(kind)
     infinite = kind.type(np.asarray(np.inf, x.dtype).view(kind))
     bits = xp.where(bits == top, kind.type(0), bits)  # -0.0
     keys = xp.where(bits >= top, ~bits, bits | top)
@@ -118,10 +118,10 @@ def _string_keys(x: Any, descending: bool) -> tuple[Any, ...]:
     return tuple(~units[..., i] if descending else units[..., i] for i in range(n))
 
 
-def _top(dtype: np.dtype[Any]) -> Any:
+def _top_bit(dtype: np.dtype[Any]) -> Any:
     """The unsigned integer of which only the highest bit is set."""
     return dtype.type(1 << (8 * dtype.itemsize - 1))
 
 
-def _most(dtype: np.dtype[Any]) -> Any:
+def _largest_integer(dtype: np.dtype[Any]) -> Any:
     return dtype.type(np.iinfo(dtype).max)

@@ -14,7 +14,7 @@ import numpy as np
 from dask import config
 
 from .blocks import array_module
-from .matrices import as_stack, inexact
+from .matrices import as_stack, inexact_dtype
 from .tall import qr, svd
 from .tall_graph import SVDResult
 from .tall_kernel import adjoint
@@ -66,7 +66,7 @@ def svd_randomized(
         if value < 0:
             raise ValueError(f"svd_randomized: {name}={value!r}: use a whole number from 0")
     width = min(k + n_oversamples, m, n)
-    dtype = inexact("svd_randomized", a.dtype)
+    dtype = inexact_dtype("svd_randomized", a.dtype)
     real = np.empty(0, dtype).real.dtype
     if a.dtype.kind in "iu" and a.dtype.itemsize > 2:
         a = a.astype(dtype)

@@ -245,13 +245,13 @@ def _sort_columns(
     x = columns[0]
     if x.ndim == 1:
         return sort_long(what, columns, index=index, descending=descending)
-    function = _local(columns, index, descending)
+    function = _block_sorter(columns, index, descending)
     if x.numblocks[axis] > 1 and not lines_fit(columns, axis):
         return _sort_large_lines(what, columns, axis, index=index, descending=descending)
     return sort_line_blocks(what, columns, axis, function, is_index=index)
 
 
-def _local(columns: list[Any], index: bool, descending: bool) -> Callable[..., Any]:
+def _block_sorter(columns: list[Any], index: bool, descending: bool) -> Callable[..., Any]:
     if not index:
         return partial(_sort_lines, descending=descending)
     if len(columns) > 1:
@@ -353,7 +353,7 @@ def _sort_large_lines(
     limit = max(1, int(most * x.dtype.itemsize / itemsize))
     wide = [columns[0].rechunk(chunks, block_size_limit=limit)]
     wide += [c.rechunk(wide[0].chunks) for c in columns[1:]]
-    function = _local(columns, index, descending)
+    function = _block_sorter(columns, index, descending)
     return sort_line_blocks(what, wide, axis, function, is_index=index).rechunk(x.chunks)
 
 
@@ -372,7 +372,7 @@ def sort_long(what: str, columns: list[Any], *, index: bool, descending: bool) -
     is_cheap = module_name(x) == "numpy" and (index or not sorts_quickly(x.dtype))
     runs = count_runs(nbytes, len(lengths), machine, is_merge_cheap=is_cheap)
     if runs == 1 or not all(has_ordered_keys(c.dtype) for c in columns):
-        function = _local(columns, index, descending)
+        function = _block_sorter(columns, index, descending)
         return sort_line_blocks(what, columns, 0, function, is_index=index)
     copies = is_out_of_core(nbytes, machine)
     builder = _SampleSort(what, columns, index, descending, runs, copies)
@@ -415,7 +415,7 @@ class _SampleSort:
                      self.descending)
             for i in runs
         ]  # fmt: skip
-        cuts = self.add("cuts", 0, _cuts, List(*found), brackets)
+        cuts = self.add("cuts", 0, _find_cuts, List(*found), brackets)
         for j, group in enumerate(self.groups):
             pieces = [
                 self.add("piece", (i, j), _piece, made[i], cuts, i, j, self.copies) for i in runs
@@ -522,7 +522,7 @@ def _candidates(run: tuple[Any, ...], brackets: Any, keys: int, descending: bool
     return find_candidates(run[:keys], brackets, descending)
 
 
-def _cuts(candidates: list[Any], brackets: Any) -> Any:
+def _find_cuts(candidates: list[Any], brackets: Any) -> Any:
     return find_cuts(candidates, brackets)
 
 

@@ -79,7 +79,9 @@ def asarray(x: Any, format: str = "csr", chunks: Any = "auto") -> Array:
         if type(x._meta) is SparseBlock and x._meta.matrix.format == format:
             return x
         made = (
-            as_block(x._meta, format) if _is_matrix(x._meta) else _empty(x._meta, x.dtype, format)
+            as_block(x._meta, format)
+            if _is_matrix(x._meta)
+            else _empty_block(x._meta, x.dtype, format)
         )
         return da.map_blocks(as_block, x, form=format, dtype=x.dtype, meta=made)
     return _cut_matrix(x, format, chunks)
@@ -89,7 +91,7 @@ def _is_matrix(meta: Any) -> bool:
     return library_of(type(meta)) is not None or hasattr(meta, "tocsr")
 
 
-def _empty(like: Any, dtype: Any, form: str) -> SparseBlock:
+def _empty_block(like: Any, dtype: Any, form: str) -> SparseBlock:
     """A block without elements: on GPUs where `like` is CuPy's."""
     module = sparse_module(like)
     kind = getattr(module, "csr_array", module.csr_matrix)
@@ -113,7 +115,7 @@ def _cut_matrix(x: Any, form: str, chunks: Any) -> Array:
         key = (name, i, j)
         graph[key] = DataNode(key, as_block(block[where], form))
     layers = HighLevelGraph.from_collections(name, graph)
-    return Array(layers, name, cuts, meta=_empty(block.matrix, block.dtype, form))
+    return Array(layers, name, cuts, meta=_empty_block(block.matrix, block.dtype, form))
 
 
 def unwrap(x: Array, format: str | None = None) -> Array:

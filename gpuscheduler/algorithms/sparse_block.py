@@ -54,7 +54,7 @@ class SparseBlock(np.lib.mixins.NDArrayOperatorsMixin):
     def __init__(self, matrix: Any, unit: int | None = None):
         self.matrix, self.unit = matrix, unit
 
-    def replaced(self, matrix: Any) -> SparseBlock:
+    def replace_matrix(self, matrix: Any) -> SparseBlock:
         """The same block around another matrix."""
         return SparseBlock(matrix, self.unit)
 
@@ -117,17 +117,17 @@ class SparseBlock(np.lib.mixins.NDArrayOperatorsMixin):
     def astype(self, dtype: Any, copy: bool = True, **_: Any) -> SparseBlock:
         """The matrix with elements of another type."""
         same = np.dtype(dtype) == self.dtype
-        return self if same and not copy else self.replaced(self.matrix.astype(dtype))
+        return self if same and not copy else self.replace_matrix(self.matrix.astype(dtype))
 
     def copy(self, order: str = "C") -> SparseBlock:
-        return self.replaced(self.matrix.copy())
+        return self.replace_matrix(self.matrix.copy())
 
     def toarray(self) -> Any:
         """A dense array of NumPy's or CuPy's, with all zeros stored."""
         return self.matrix.toarray().reshape(self.shape)
 
     def conj(self) -> SparseBlock:
-        return self.replaced(self.matrix.conj())
+        return self.replace_matrix(self.matrix.conj())
 
     def transpose(self, *axes: Any) -> SparseBlock:
         """Two axes swapped; of three, the axis of length 1 may go anywhere."""
@@ -271,7 +271,7 @@ def _of_stored(ufunc: Any, inputs: Sequence[Any], kwargs: Any) -> SparseBlock:
         raise TypeError(REFUSED.format(ufunc.__name__))
     matrix = as_csr(block.matrix)
     data = ufunc(*[matrix.data if x is block else x for x in inputs], **kwargs)
-    return block.replaced(with_data(matrix, data))
+    return block.replace_matrix(with_data(matrix, data))
 
 
 def _host_number(x: Any) -> Any:
@@ -289,9 +289,9 @@ def _of_both(ufunc: Any, a: SparseBlock, b: SparseBlock) -> SparseBlock:
         )
     if not a.matrix.nnz and not b.matrix.nnz:
         nothing = ufunc(np.zeros(0, a.dtype), np.zeros(0, b.dtype))
-        return a.replaced(empty_csr(a.matrix, a.matrix.shape, nothing.dtype))
+        return a.replace_matrix(empty_csr(a.matrix, a.matrix.shape, nothing.dtype))
     made = BOTH[ufunc](as_csr(a.matrix), as_csr(b.matrix))
-    return a.replaced(as_csr(made))
+    return a.replace_matrix(as_csr(made))
 
 
 def _of_dense(ufunc: Any, inputs: Sequence[Any], kwargs: Any) -> Any:
@@ -303,11 +303,11 @@ def _of_dense(ufunc: Any, inputs: Sequence[Any], kwargs: Any) -> Any:
     if product and shape == block.shape and block.unit is None and other.ndim <= 2:
         if not block.matrix.nnz:
             nothing = ufunc(np.zeros(0, block.dtype), np.ones(0, other.dtype))
-            return block.replaced(empty_csr(block.matrix, block.matrix.shape, nothing.dtype))
+            return block.replace_matrix(empty_csr(block.matrix, block.matrix.shape, nothing.dtype))
         if ufunc is np.true_divide:
             other = 1 / other
         made = as_csr(block.matrix).multiply(block.xp.atleast_2d(other))
-        return block.replaced(as_csr(made))
+        return block.replace_matrix(as_csr(made))
     dense = [x.toarray() if isinstance(x, SparseBlock) else x for x in inputs]
     return ufunc(*dense, **kwargs)
 
@@ -525,11 +525,11 @@ def concatenate(blocks: Sequence[Any], axis: int = 0, **_: Any) -> SparseBlock:
     if not any(b.matrix.nnz for b in blocks):
         shape = list(first.matrix.shape)
         shape[axis] = sum(b.matrix.shape[axis] for b in blocks)
-        return first.replaced(empty_csr(first.matrix, tuple(shape), dtype))
+        return first.replace_matrix(empty_csr(first.matrix, tuple(shape), dtype))
     module = sparse_module(first.matrix)
     join = module.hstack if axis else module.vstack
     made = join([as_csr(b.matrix) for b in blocks], format="csr")
-    return first.replaced(as_csr(made.astype(dtype, copy=False)))  # CuPy makes floats of bool
+    return first.replace_matrix(as_csr(made.astype(dtype, copy=False)))  # CuPy makes floats of bool
 
 
 def take(block: SparseBlock, indices: Any, axis: int | None = None, **_: Any) -> Any:
@@ -562,8 +562,8 @@ def zeros_like(block: SparseBlock, dtype: Any = None, shape: Any = None, **_: An
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.sum: reduce_sum,
     np.nansum: reduce_nansum,
-    np.max: lambda x, axis=None, **given: reduce_extremum(x, "max", axis, **_known(given)),
-    np.min: lambda x, axis=None, **given: reduce_extremum(x, "min", axis, **_known(given)),
+    np.max: lambda x, axis=None, **given: reduce_extremum(x, "max", axis, **_kept_keywords(given)),
+    np.min: lambda x, axis=None, **given: reduce_extremum(x, "min", axis, **_kept_keywords(given)),
     np.any: reduce_any,
     np.count_nonzero: count_nonzero,
     np.concatenate: concatenate,
@@ -588,11 +588,11 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _known(given: dict[str, Any]) -> dict[str, Any]:
+def _kept_keywords(given: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in given.items() if k in ("keepdims", "dtype")}
 
 
 def _of_data(block: SparseBlock, f: Callable[[Any], Any]) -> SparseBlock:
     """The block with a function of its stored elements, which keeps zeros zero."""
     matrix = as_csr(block.matrix)
-    return block.replaced(with_data(matrix, f(matrix.data)))
+    return block.replace_matrix(with_data(matrix, f(matrix.data)))

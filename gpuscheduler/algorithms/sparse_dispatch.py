@@ -49,7 +49,7 @@ def _count_numbers(block: SparseBlock, **given: Any) -> Any:
 
 def to_host(block: SparseBlock, **_: Any) -> SparseBlock:
     """The block on the host."""
-    return block.replaced(
+    return block.replace_matrix(
         map_deep_leaves(lambda a: a.get() if hasattr(a, "get") else a, block.matrix)
     )
 
@@ -62,7 +62,7 @@ def to_device(block: SparseBlock, **_: Any) -> SparseBlock:
             "complex64 and complex128: use astype"
         )
     cupy = import_module("cupy")
-    return block.replaced(map_deep_leaves(cupy.asarray, block.matrix))
+    return block.replace_matrix(map_deep_leaves(cupy.asarray, block.matrix))
 
 
 def load_block(matrix: Any, unit: int | None) -> SparseBlock:

@@ -75,19 +75,19 @@ def find_brackets(samples: Sequence[Sample], ranks: Sequence[int]) -> Brackets:
     order = np.lexsort(keys[::-1])
     keys = tuple(k[order] for k in keys)
     total = np.cumsum(weights[order])
-    last = _lasts(keys)
+    last = _last_rows(keys)
     keys, total = tuple(k[last] for k in keys), total[last]
     wanted = np.asarray(ranks, np.int64)
     low = np.searchsorted(total + slack, wanted, side="left") - 1  # the last with total+slack < t
     high = np.searchsorted(total, wanted, side="left")  # the first with total >= t
     has_low, has_high = low >= 0, high < total.size
 
-    def at(where: Any) -> Columns:
+    def keys_at(where: Any) -> Columns:
         if not total.size:
             return tuple(np.zeros(wanted.size, k.dtype) for k in keys)
         return tuple(k[np.clip(where, 0, total.size - 1)] for k in keys)
 
-    return Brackets(wanted, at(low), has_low, at(high), has_high)
+    return Brackets(wanted, keys_at(low), has_low, keys_at(high), has_high)
 
 
 def find_candidates(
@@ -105,7 +105,7 @@ def find_candidates(
     high = np.where(brackets.has_high, found[many:], n)
     keys, counts = [], []
     for start, stop in zip(low.tolist(), high.tolist(), strict=True):
-        values, often = _distinct([c[start:stop] for c in columns], descending)
+        values, often = _count_distinct([c[start:stop] for c in columns], descending)
         keys.append(values)
         counts.append(often)
     return Candidates(n, low, keys, counts)
@@ -177,7 +177,7 @@ def _cut(parts: Sequence[tuple[int, Columns, Any]], rank: int) -> list[int]:
     return [b + int(m) for b, m in zip(below, more, strict=True)]
 
 
-def _distinct(columns: Sequence[Any], descending: bool) -> tuple[Columns, Any]:
+def _count_distinct(columns: Sequence[Any], descending: bool) -> tuple[Columns, Any]:
     """The distinct values of sorted columns, as ordered keys, and how often each is there."""
     n = int(columns[0].size)
     if n > FEW:
@@ -191,12 +191,12 @@ def _distinct(columns: Sequence[Any], descending: bool) -> tuple[Columns, Any]:
         keys = _keys_of([c[here] for c in columns], descending)
     else:
         keys = _keys_of(columns, descending)
-        last = _lasts(keys)
+        last = _last_rows(keys)
         keys = tuple(k[last] for k in keys)
     return keys, np.diff(last, prepend=-1)
 
 
-def _lasts(keys: Columns) -> Any:
+def _last_rows(keys: Columns) -> Any:
     """Where each distinct row of sorted columns is for the last time."""
     n = keys[0].size
     if not n:

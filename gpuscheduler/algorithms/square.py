@@ -20,9 +20,9 @@ from .matrices import (
     as_stack,
     call_on_stacks,
     call_on_whole,
+    empty_meta,
     in_one_call,
-    inexact,
-    like,
+    inexact_dtype,
     real_part,
 )
 
@@ -98,7 +98,7 @@ def solve(
         raise NotImplementedError(
             "solve: refine, assume_a and block_size are for one matrix; a or b is a stack"
         )
-    dtype = inexact("solve", a.dtype, b.dtype)
+    dtype = inexact_dtype("solve", a.dtype, b.dtype)
     vector = b.ndim == 1
     b = b[:, None] if vector else b
     x = call_on_stacks(
@@ -117,7 +117,7 @@ def _solve_stack(a: Any, b: Any) -> Any:
 
 
 def _solve_matrix(a: Array, b: Array, assume_a: str, refine: bool, block_size: int | None) -> Array:
-    dtype, n = inexact("solve", a.dtype, b.dtype), len(a)
+    dtype, n = inexact_dtype("solve", a.dtype, b.dtype), len(a)
     if assume_a == "pos":
         factor = factor_lower(a.astype(dtype), block_size)
         x = cho_solve((factor, True), b)
@@ -177,7 +177,7 @@ def inv(a: Any, *, block_size: int | None = None) -> Array:
     [[0.0, 1.0], [0.5, 0.0]]
     """
     a = as_stack("inv", a)
-    dtype, n = inexact("inv", a.dtype), a.shape[-1]
+    dtype, n = inexact_dtype("inv", a.dtype), a.shape[-1]
     if a.ndim > 2:
         return call_on_stacks(_invert_stack, "(n,n)->(n,n)", a.astype(dtype), dtypes=[dtype])
     if not a.size or (block_size is None and in_one_call(a, 2 * a.size * dtype.itemsize)):
@@ -194,7 +194,7 @@ def _invert_stack(a: Any) -> Any:
 
 def _identity(a: Array, dtype: Any, width: int) -> Array:
     """The identity in block columns, in the library of a matrix."""
-    n, meta = len(a), like(a, 2, dtype)
+    n, meta = len(a), empty_meta(a, 2, dtype)
     name = f"identity-{tokenize(n, dtype, width, type(meta))}"
     widths = tuple(min(width, n - start) for start in range(0, n, width))
     tasks = {
@@ -232,7 +232,7 @@ def slogdet(a: Any, *, block_size: int | None = None) -> SlogdetResult:
     (1.0, 2.7726)
     """
     a = as_stack("slogdet", a)
-    dtype, n = inexact("slogdet", a.dtype), a.shape[-1]
+    dtype, n = inexact_dtype("slogdet", a.dtype), a.shape[-1]
     kinds = [dtype, real_part(dtype)]
     if a.ndim > 2:
         return SlogdetResult(

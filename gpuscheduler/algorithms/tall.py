@@ -17,7 +17,7 @@ from dask.array.core import Array
 from dask.base import tokenize
 
 from . import tall_tasks
-from .matrices import as_stack, call_on_stacks, inexact, real_part
+from .matrices import as_stack, call_on_stacks, inexact_dtype, real_part
 from .tall_graph import SVDResult, add_layer, factorize, graph_value, tolerance
 from .tall_kernel import adjoint, quiet, tall_qr
 
@@ -74,7 +74,9 @@ def qr(a: Any, mode: str = "reduced") -> Any:
         raise ValueError(f"qr: mode={mode!r}: use 'reduced' or 'r'")
     if np.ndim(a) > 2:
         k = min(a.shape[-2:])
-        out = _each(tall_tasks.qr_of_stack, a, "(m,n)->(m,k),(k,n)", (False, False), {"k": k})
+        out = _apply_to_each(
+            tall_tasks.qr_of_stack, a, "(m,n)->(m,k),(k,n)", (False, False), {"k": k}
+        )
         return out[1] if mode == "r" else QRResult(*out)
     a = _matrix(a, "qr")
     if _is_wide(a):
@@ -118,7 +120,7 @@ def svd(a: Any, full_matrices: bool = False, compute_uv: bool = True) -> Any:
     if np.ndim(a) > 2 and not full_matrices:
         k, signature = min(a.shape[-2:]), "(m,n)->(m,k),(k),(k,n)"
         real = False, True, False
-        return SVDResult(*_each(tall_tasks.svd_of_stack, a, signature, real, {"k": k}))
+        return SVDResult(*_apply_to_each(tall_tasks.svd_of_stack, a, signature, real, {"k": k}))
     a = _matrix(a, "svd")
     if full_matrices and a.shape[0] != a.shape[1]:
         raise ValueError(
@@ -142,7 +144,7 @@ def svdvals(x: Any) -> Array:
     """
     if np.ndim(x) > 2:
         k = min(x.shape[-2:])
-        out: Array = _each(tall_tasks.svdvals_of_stack, x, "(m,n)->(k)", (True,), {"k": k})
+        out: Array = _apply_to_each(tall_tasks.svdvals_of_stack, x, "(m,n)->(k)", (True,), {"k": k})
         return out
     a = _matrix(x, "svdvals")
     return factorize(adjoint(a) if _is_wide(a) else a).svdvals()
@@ -229,7 +231,9 @@ def pinv(a: Any, rcond: float | None = None, *, rtol: float | None = None) -> Ar
         raise ValueError("pinv: give rcond or rtol, not both")
     cutoff = rcond if rtol is None else rtol
     if np.ndim(a) > 2:
-        out: Array = _each(tall_tasks.pinv_of_stack, a, "(m,n)->(n,m)", (False,), rcond=cutoff)
+        out: Array = _apply_to_each(
+            tall_tasks.pinv_of_stack, a, "(m,n)->(n,m)", (False,), rcond=cutoff
+        )
         return out
     a = _matrix(a, "pinv")
     if _is_wide(a):
@@ -280,7 +284,7 @@ def cond(x: Any, p: Any = None) -> Array:
     """
     a = da.asarray(x)
     if p not in (None, 2, -2):
-        out: Array = _each(tall_tasks.cond_of_stack, a, "(m,n)->()", (True,), p=p)
+        out: Array = _apply_to_each(tall_tasks.cond_of_stack, a, "(m,n)->()", (True,), p=p)
         return out
     if not a.size:
         raise np.linalg.LinAlgError("cond: the matrix is empty")
@@ -338,12 +342,12 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     return da.expand_dims(out, axes) if keepdims else out
 
 
-def _each(
+def _apply_to_each(
     function: Any, x: Any, signature: str, real: tuple[bool, ...], sizes: Any = None, **more: Any
 ) -> Any:
     """Apply a function to each matrix of a stack; `real` says which of its values always are."""
     x = as_stack(function.__name__, x, square=False)
-    x = x.astype(inexact(function.__name__, x.dtype))
+    x = x.astype(inexact_dtype(function.__name__, x.dtype))
     dtypes = [real_part(x.dtype) if is_real else x.dtype for is_real in real]
     return call_on_stacks(function, signature, x, dtypes=dtypes, sizes=sizes, **more)
 

@@ -104,7 +104,7 @@ class TallFactors:
         self.a, self.token, self.blocks, self.factor, self.stack = a, token, blocks, factor, stack
         self.n = int(a.shape[1])
 
-    def _small(
+    def _small_array(
         self, what: str, function: Callable[..., Any], arguments: list[Any], *needs: Any,
         shape: tuple[int, ...], dtype: Any = None,
     ) -> Array:  # fmt: skip
@@ -141,7 +141,7 @@ class TallFactors:
 
     def r(self) -> Array:
         read = [TaskRef(self.factor.key), TaskRef(self.stack.key), self.a.dtype.str]
-        return self._small(
+        return self._small_array(
             "qr-r", tall_tasks.end_r, read, self.factor, self.stack, shape=(self.n, self.n)
         )
 
@@ -154,13 +154,15 @@ class TallFactors:
         parts, n = self._svd(), self.n
         u = self._by_block("svd-u", tall_tasks.end_u, [TaskRef(parts.key)], parts)
         read = [TaskRef(parts.key), 2, self.a.dtype.str]
-        vh = self._small("svd-vh", tall_tasks.take_part, read, parts, shape=(n, n))
+        vh = self._small_array("svd-vh", tall_tasks.take_part, read, parts, shape=(n, n))
         return SVDResult(u, self.svdvals(), vh)
 
     def svdvals(self) -> Array:
         parts, real = self._svd(), self.a.real.dtype
         read = [TaskRef(parts.key), 1, real.str]
-        return self._small("svd-s", tall_tasks.take_part, read, parts, shape=(self.n,), dtype=real)
+        return self._small_array(
+            "svd-s", tall_tasks.take_part, read, parts, shape=(self.n,), dtype=real
+        )
 
     def pinv(self, rcond: float | None, sides: tuple[int, ...]) -> Array:
         parts = self._svd()
@@ -179,7 +181,7 @@ class TallFactors:
         total = _add_up(f"lstsq-sum-{token}-{self.token}", keys, projected)
         read = [TaskRef(parts.key), TaskRef(total.key), cutoff, self.a.dtype.str]
         shape = (self.n, int(b.shape[1]))
-        return self._small(
+        return self._small_array(
             f"lstsq-{token}", tall_tasks.solve_by_svd, read, parts, total, shape=shape
         )
 

@@ -168,10 +168,10 @@ def start_factor(gram: Any, unit: float) -> Factor:
     """Factor the Gram matrix of a matrix x of this unit roundoff; see `Factor`."""
     xp = array_module(gram)
     squares = gram.diagonal().real
-    least, most = _read(xp, squares.min(), squares.max()) if len(gram) else (1.0, 1.0)
+    least, most = _read_numbers(xp, squares.min(), squares.max()) if len(gram) else (1.0, 1.0)
     lower, upper = SQUARES[4 if unit > DOUBLE else 8]
     if not (lower <= least and most <= upper):  # NaN, too
-        return _failed("range", None, unit)
+        return _failed_factor("range", None, unit)
     exponents = xp.frexp(squares)[1] // 2
     shrink, grow = _powers(xp, -exponents), _powers(xp, exponents)
     scaled = gram * shrink[:, None] * shrink
@@ -181,14 +181,14 @@ def start_factor(gram: Any, unit: float) -> Factor:
         shift = 64 * n**0.5 * DOUBLE * scaled.diagonal().real.sum()
         factor = _cholesky(scaled + shift * xp.eye(n, dtype=gram.dtype))
         if factor is None or _is_graded(xp, factor, 0.0):
-            return _failed("shifted factor", None, unit)
+            return _failed_factor("shifted factor", None, unit)
     branches.append(name)
     chosen = _choose(xp, factor)
     if chosen["how"] == "inverse":
         chosen["factor"] = chosen["factor"] * shrink[:, None]
     else:  # columns of the factor are scaled, and so are rows of inverses
         chosen["factor"] = chosen["factor"] * grow
-        ends = _ends(n)
+        ends = _column_ends(n)
         chosen["inverses"] = [
             None if i is None else i * shrink[begin:end, None]
             for i, begin, end in zip(chosen["inverses"], ends, ends[1:], strict=False)
@@ -208,9 +208,9 @@ def next_factor(gram: Any, before: Factor) -> Factor:
         return {**before, "how": "keep", "factor": None}
     xp, unit, n = array_module(gram), before["unit"], len(gram)
     error = gram - xp.eye(n, dtype=gram.dtype)
-    (size,) = _read(xp, xp.linalg.norm(error))
+    (size,) = _read_numbers(xp, xp.linalg.norm(error))
     if not size < np.inf:
-        return _failed("overflow", before, unit)
+        return _failed_factor("overflow", before, unit)
     if size <= ORTHONORMAL * n * unit:
         branches.append("orthonormal")
         return {**before, "how": "keep", "factor": None, "done": True}
@@ -224,7 +224,7 @@ def next_factor(gram: Any, before: Factor) -> Factor:
     else:
         found = _cholesky(gram)
         if found is None or _is_graded(xp, found, 0.0):
-            return _failed("factor", before, unit)
+            return _failed_factor("factor", before, unit)
         upper = found
         chosen = _choose(xp, upper)
         branches.append("near" if size <= NEAR else "far")
@@ -237,7 +237,7 @@ def end_factor(gram: Any, before: Factor) -> Factor:
     after = next_factor(gram, before)
     if after["how"] == "failed" or after["done"]:
         return after
-    return _failed("too many steps", before, before["unit"])
+    return _failed_factor("too many steps", before, before["unit"])
 
 
 @quiet
@@ -254,7 +254,7 @@ def apply_factor(x: Any, factor: Factor) -> Any:
 def solve_rows(x: Any, factor: Factor) -> Any:
     """Return y with y @ factor = x, by substitution of some columns at a time."""
     xp = array_module(x)
-    upper, ends = factor["factor"].astype(x.dtype), _ends(x.shape[1])
+    upper, ends = factor["factor"].astype(x.dtype), _column_ends(x.shape[1])
     y = xp.empty(x.shape, x.dtype)
     for inverse, begin, end in zip(factor["inverses"], ends, ends[1:], strict=False):
         piece = x[:, begin:end]
@@ -267,7 +267,7 @@ def solve_rows(x: Any, factor: Factor) -> Any:
     return y
 
 
-def _ends(n: int) -> list[int]:
+def _column_ends(n: int) -> list[int]:
     """Where blocks of columns begin, and the end of the last."""
     return [*range(0, n, TOGETHER), n] if n else [0]
 
@@ -320,7 +320,7 @@ def scale_columns(x: Any) -> tuple[Any, Any]:
         return x, None
     xp = array_module(x)
     largest = abs(x).max(axis=0)
-    least, most = _read(xp, largest.min(), largest.max())
+    least, most = _read_numbers(xp, largest.min(), largest.max())
     bound = 2.0 ** (np.finfo(x.dtype).maxexp // 4)
     if 1 / bound <= least and most <= bound or not most < np.inf:
         return x, None
@@ -348,14 +348,14 @@ def _choose(xp: Any, upper: Any) -> Multiplier:
     for blocks whose condition is larger, takes several times as long on GPUs.
     """
     inverse, n = invert_upper(upper), len(upper)
-    ends = _ends(n)
+    ends = _column_ends(n)
     pairs = [(upper, inverse)]
     pairs += [
         # the inverse of a triangle has the inverses of its diagonal blocks
         (upper[begin:end, begin:end], inverse[begin:end, begin:end])
         for begin, end in zip(ends, ends[1:], strict=False)
     ]
-    sizes = _read(xp, *[xp.linalg.norm(m) for pair in pairs for m in pair])
+    sizes = _read_numbers(xp, *[xp.linalg.norm(m) for pair in pairs for m in pair])
     good = [a * b <= 8 * n for a, b in zip(sizes[::2], sizes[1::2], strict=True)]
     if good[0]:
         return {"how": "inverse", "factor": inverse}
@@ -367,7 +367,7 @@ def _choose(xp: Any, upper: Any) -> Multiplier:
     return {"how": "solve", "factor": upper, "inverses": inverses}
 
 
-def _failed(why: str, before: Factor | None, unit: float) -> Factor:
+def _failed_factor(why: str, before: Factor | None, unit: float) -> Factor:
     branches.append(f"failed: {why}")
     r = None if before is None else before["r"]
     return {"how": "failed", "factor": None, "r": r, "done": False, "unit": unit}
@@ -378,11 +378,11 @@ def _is_graded(xp: Any, upper: Any, bound: float) -> bool:
     if not len(upper):
         return False
     diagonal = upper.diagonal().real
-    least, most = _read(xp, diagonal.min(), diagonal.max())
+    least, most = _read_numbers(xp, diagonal.min(), diagonal.max())
     return not (bound * most < least and most < np.inf)
 
 
-def _read(xp: Any, *numbers: Any) -> list[float]:
+def _read_numbers(xp: Any, *numbers: Any) -> list[float]:
     """Numbers of the device on the host: the host waits once."""
     return [float(n) for n in (numbers if xp is np else xp.stack(numbers).tolist())]
 

@@ -200,7 +200,7 @@ def predicted_run(x: Any, s: Scheduler) -> tuple[str, Footprint]:
     """
     hardware = s.hardware
     planned = plan_of(x, hardware.machine, hardware, s.options)
-    return planned.surely, predict(planned, s.options.window, s.options.deep_window)
+    return planned.qualifier, predict(planned, s.options.window, s.options.deep_window)
 
 
 # ---- plan
@@ -235,10 +235,10 @@ def plan(
             planned = plan_of(x, hardware.machine, hardware, s.options)
             where = format_devices(s.hardware)
     foreseen = predict(planned, options.window, options.deep_window)
-    unknown = f" ({planned.unknown:,} of unknown size)" if planned.unknown else ""
+    unknown = f" ({planned.unknown_count:,} of unknown size)" if planned.unknown_count else ""
     click.echo(
         f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps{unknown}, "
-        f"predicted {planned.surely}{format_seconds(foreseen.seconds)}"
+        f"predicted {planned.qualifier}{format_seconds(foreseen.seconds)}"
     )
     for table in (*prediction_table(planned, foreseen), *kernel_tables(planned)):
         console.print(table)

@@ -76,7 +76,7 @@ def sensor_tables(nvml: Any) -> Iterable[Table | str]:
         title=f"NVML, driver {facts[0].driver}",
     )  # fmt: skip
 
-    def said(value: Any, text: str = "{}") -> str:
+    def format_known(value: Any, text: str = "{}") -> str:
         return "" if value is None else text.format(value)
 
     for device, (s, f) in enumerate(zip(sensors, facts, strict=True)):
@@ -86,10 +86,10 @@ def sensor_tables(nvml: Any) -> Iterable[Table | str]:
             str(device),
             "" if s.used is None else f"{format_bytes(s.used)} of {format_bytes(s.total)}",
             "" if f.others is None else format_bytes(f.others),
-            said(s.power, "{:.0f}") + said(s.power_limit, " of {:.0f} W"),
-            said(s.temperature, "{} °C"),
-            said(s.clock) + said(s.clock_max, " of {} MHz") + throttled,
-            said(f.ecc_errors),
+            format_known(s.power, "{:.0f}") + format_known(s.power_limit, " of {:.0f} W"),
+            format_known(s.temperature, "{} °C"),
+            format_known(s.clock) + format_known(s.clock_max, " of {} MHz") + throttled,
+            format_known(f.ecc_errors),
             str(len(f.nvlinks)),
             "" if None in pcie else " / ".join(f"{format_bytes(n)}/s" for n in pcie),
         )
@@ -190,20 +190,20 @@ def rates(work: Workload, size: Size, x: Any, seconds: float) -> Iterable[str]:
     if is_lazy_array(x) and x.ndim and not math.isnan(x.size):
         yield format_rate(x.size / seconds, " points/s")
     for name, unit in (("bytes_moved", "B/s"), ("flops", "FLOP/s")):
-        if count := work.has(name):
+        if count := work.get(name):
             yield format_rate(count(size) / seconds, unit)
 
 
 def check_value(work: Workload, size: Size, value: Any, check: bool | None) -> tuple[bool, str]:
     """Whether a value equals NumPy's, and a text that says so."""
-    reference = work.has("reference")
+    reference = work.get("reference")
     if check is False or (reference is None and check is None):
         return True, ""
     if reference is None:
         raise click.UsageError(f"--check: {work.name} has no function reference(size)")
     chunked = is_lazy_array(value)
     windows: list[tuple[slice, ...]] = []
-    if chunked or not work.affordable(size):
+    if chunked or not work.is_affordable(size):
         windows = work.windows(np.shape(value))
         if not windows and not check:
             return True, "not checked (--check does, and takes a while)"
@@ -250,14 +250,14 @@ def draw(work: Workload, value: Any, png: str, title: str, figure: Any) -> None:
     """A picture of a field. Its axes are indices, or what the workload's AXES says they are."""
     step = max(1, math.ceil(max(value.shape) / workload.PIXELS))
     rows, columns = value.shape
-    axes = work.has("AXES") or {"row": (0, rows - 1), "column": (0, columns - 1)}
+    axes = work.get("AXES") or {"row": (0, rows - 1), "column": (0, columns - 1)}
     (y, (bottom, top)), (x, (left, right)) = axes.items()
     drawing = figure(figsize=(7, 6), layout="constrained")
     plot = drawing.add_subplot(xlabel=x, ylabel=y, title=title)
     image = plot.imshow(
         fetch_whole(value[::step, ::step]),
-        origin="lower" if work.has("AXES") else "upper",
-        extent=(left, right, bottom, top) if work.has("AXES") else (left, right, top, bottom),
+        origin="lower" if work.get("AXES") else "upper",
+        extent=(left, right, bottom, top) if work.get("AXES") else (left, right, top, bottom),
         aspect="auto",
     )
     drawing.colorbar(image, ax=plot)
@@ -277,7 +277,7 @@ def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
             str(d),
             f"{len(mine):,}",
             format_seconds(sum(mine)),
-            planned.surely + format_bytes(foreseen.peak[memory]) if memory == d else "the same",
+            planned.qualifier + format_bytes(foreseen.peak[memory]) if memory == d else "the same",
             format_bytes(machine.limit(memory)) if memory == d else "the same",
         )
     for place in (HOST, DISK):

@@ -21,7 +21,7 @@ import click
 import dask.threaded
 import numpy as np
 
-from ..default import current
+from ..default import current_scheduler
 from ..runtime.protocol import Hardware
 
 Size = int | tuple[int, ...]
@@ -56,12 +56,12 @@ class Workload:
     name: str
     module: ModuleType
 
-    def has(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         return getattr(self.module, name, None)
 
     def size(self, given: Any) -> Size:
         """The size that was asked for, of the kind that this workload takes."""
-        small, full = self.has("SMALL"), self.has("FULL")
+        small, full = self.get("SMALL"), self.get("FULL")
         if given == "full" and full is not None:
             return _size(full)
         if small is None:
@@ -78,7 +78,7 @@ class Workload:
 
     def build(self, size: Size, chunks: Any, xp: str) -> Any:
         """The lazy collection. A user's `build` need not take `chunks` or `xp`."""
-        function = self.has("build")
+        function = self.get("build")
         takes = inspect.signature(function).parameters
         options = {"xp": xp} if chunks is None else {"xp": xp, "chunks": chunks}
         if chunks is not None and "chunks" not in takes:
@@ -91,14 +91,14 @@ class Workload:
             )
         return x
 
-    def affordable(self, size: Size) -> bool:
+    def is_affordable(self, size: Size) -> bool:
         """Whether NumPy can do all of it while somebody waits."""
-        costs = [self.has(name) for name in ("bytes_moved", "flops")]
+        costs = [self.get(name) for name in ("bytes_moved", "flops")]
         return all(not f or f(size) <= most for f, most in zip(costs, AFFORDABLE, strict=True))
 
     def windows(self, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
         """Both ends and the middle of a large result; none where `reference` knows no windows."""
-        reference = self.has("reference")
+        reference = self.get("reference")
         if not reference or "window" not in inspect.signature(reference).parameters or not shape:
             return []
         starts = ([max(0, int(f * (n - CORNER))) for n in shape] for f in (0, 0.5, 1))
@@ -108,8 +108,8 @@ class Workload:
         ]
 
     def tolerance(self, size: Size) -> tuple[float, float]:
-        rtol = self.has("rtol")
-        return rtol(size) if rtol else self.has("RTOL") or 0.0, self.has("ATOL") or 0.0
+        rtol = self.get("rtol")
+        return rtol(size) if rtol else self.get("RTOL") or 0.0, self.get("ATOL") or 0.0
 
 
 def _size(given: Any) -> Size:
@@ -216,7 +216,7 @@ def compute_and_hold(x: Any, **options: Any) -> Any:
     """Compute x: one NumPy value, or chunks on their devices if it is too large."""
     if is_too_large(x):
         chunks = dask.persist(x, **options)[0]
-        current().hardware.synchronize()
+        current_scheduler().hardware.synchronize()
         return chunks
     return dask.compute(on_host(x), **options)[0]
 

@@ -14,7 +14,7 @@ from ..devices.choose import cuda_devices
 from ..plan.machine import Machine
 from ..plan.plan import Plan
 from ..runtime.gather import ResultAssembly
-from ..sparse_parts import unwrapped
+from ..sparse_parts import unwrap_sparse
 from .stages import CALLER, StageGraph
 from .transport import Bundle, put_back
 
@@ -100,7 +100,7 @@ class ClusterResult:
             to_host = gather.converted or not on_device
             return gathering.result(gather, lambda k: value(k, to_host))
 
-        return [unwrapped(find_value(key)) for key in self.wanted]
+        return [unwrap_sparse(find_value(key)) for key in self.wanted]
 
 
 def _return_same(value: Any) -> Any:

@@ -26,7 +26,7 @@ METRIC = "gpuscheduler"
 def worker_metric(scheduler: Any) -> dict[str, Any]:
     """What a worker sends of its devices; empty where it has none any more."""
     try:
-        return summarize_devices(SchedulerFacts.of(scheduler))
+        return summarize_devices(SchedulerFacts.from_scheduler(scheduler))
     except RuntimeError:  # it is closed
         return {}
 

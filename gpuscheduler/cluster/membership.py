@@ -184,7 +184,7 @@ class Membership:
         if not asked or not config.get("gpuscheduler.ipc", True):
             self.near = set()
             return
-        answers = self.ask("readable", lending, workers=asked)
+        answers = self.ask("find_readable", lending, workers=asked)
         self.near = {
             (source, reader)
             for reader, sources in answers.items()

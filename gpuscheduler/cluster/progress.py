@@ -55,7 +55,7 @@ class RunProgress:
         return sum(self.tasks.values())
 
     @property
-    def left(self) -> int:
+    def steps_left(self) -> int:
         """How many of them are not done, as far as workers have reported."""
         return len(self.state["ready"])
 

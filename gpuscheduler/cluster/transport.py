@@ -72,7 +72,7 @@ def pack_values(values: Mapping[Key, Any], near: bool = False) -> tuple[dict[Key
     away: list[Any] = []
 
     def looked_at(leaf: Any) -> None:
-        if _packs(leaf):
+        if _is_packable(leaf):
             small.append(leaf)
         elif _on_device(leaf):
             away.append(leaf)
@@ -85,11 +85,11 @@ def pack_values(values: Mapping[Key, Any], near: bool = False) -> tuple[dict[Key
     next_small, next_away = iter(here), iter(there)
 
     def slot(leaf: Any) -> Any:
-        if _packs(leaf):
+        if _is_packable(leaf):
             return next(next_small)
         if _on_device(leaf):
             return next(next_away)
-        if _repeats(leaf):
+        if _is_repeated(leaf):
             once = tuple(slice(0, 1) if s == 0 else slice(None) for s in leaf.strides)
             return BroadcastArray(np.ascontiguousarray(leaf[once]), leaf.shape)
         return leaf
@@ -148,7 +148,7 @@ def _unpack_values(values: dict[Key, Any], buffers: list[Any]) -> Bundle:
     return Bundle({k: map_deep_leaves(array, v) for k, v in values.items()})
 
 
-def _packs(leaf: Any) -> bool:
+def _is_packable(leaf: Any) -> bool:
     return (
         type(leaf) is np.ndarray
         and leaf.nbytes <= SMALL
@@ -157,7 +157,7 @@ def _packs(leaf: Any) -> bool:
     )
 
 
-def _repeats(leaf: Any) -> bool:
+def _is_repeated(leaf: Any) -> bool:
     return type(leaf) is np.ndarray and 0 in leaf.strides and leaf.size > 1
 
 

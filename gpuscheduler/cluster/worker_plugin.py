@@ -253,7 +253,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
     def trace(self) -> Trace:
         """When steps ran, by the clock of the cluster's scheduler."""
         assert self.scheduler is not None
-        return self.scheduler.trace().later(int(self.worker.scheduler_delay * 1e9))
+        return self.scheduler.trace().shift_clock(int(self.worker.scheduler_delay * 1e9))
 
     def begin_recording(self, name: str, level: Level) -> None:
         """Record what runs from now on."""
@@ -268,9 +268,9 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         recording.end()
         (found,) = recording.recorded().values()
         behind = int(self.worker.scheduler_delay * 1e9)
-        return str(self.worker.name), replace(found, trace=found.trace.later(behind))
+        return str(self.worker.name), replace(found, trace=found.trace.shift_clock(behind))
 
-    def readable(self, samples: dict[str, SharedSample]) -> set[str]:
+    def find_readable(self, samples: dict[str, SharedSample]) -> set[str]:
         """The addresses of the workers whose samples this one can read."""
         return {address for address, sample in samples.items() if sample.is_read()}
 
@@ -357,7 +357,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
             here = [k for rank, k in enumerate(away) if rank * n // len(away) == place]
             arrays = [leaf.array for k in here for leaf in off_device(given[k])]
             if hardware.kind == "cuda" and arrays:
-                arrays = hardware.brought_in(arrays, place)
+                arrays = hardware.copy_in(arrays, place)
             arrived = iter(arrays)
             for key in here:
                 given[key] = put_back(given[key], partial(_next_array, arrived))
@@ -414,7 +414,7 @@ class _DefaultScheduler:
             return get_client().get
         if instead := self.setting.replacement():
             return instead
-        before = self.setting.before("scheduler")
+        before = self.setting.value_before("scheduler")
         given = get_scheduler(scheduler=before) if before is not None else get_client().get
         self._restore_default_client()
         return given
@@ -444,7 +444,7 @@ class StepCounter(StepWatcher):
         self.steps, self.count = max(steps, 1), 0
         self.next = monotonic() + REPORT_EVERY
 
-    def done(self, step: int) -> None:
+    def note_done(self, step: int) -> None:
         self.count += 1
         if (now := monotonic()) > self.next:
             self.next = now + REPORT_EVERY

@@ -96,7 +96,7 @@ class CpuHardware:
         self._teams: dict[int, Teams] = {}
         self._lock = new_lock()
 
-    def follows(self, plan: Plan) -> bool:
+    def can_replay(self, plan: Plan) -> bool:
         return False
 
     def home(self, value: Any) -> int | None:
@@ -124,7 +124,7 @@ class CpuHardware:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
-    def front(self) -> int | None:
+    def callers_device(self) -> int | None:
         return None
 
     def rooms(self, plan: Plan, gathering: ResultAssembly) -> None:
@@ -138,7 +138,7 @@ class CpuHardware:
     def synchronize(self) -> None:
         pass  # what has run has ended
 
-    def lost(self, error: BaseException) -> DeviceLost | None:
+    def recognize_loss(self, error: BaseException) -> DeviceLost | None:
         return None
 
     @contextmanager
@@ -206,7 +206,7 @@ class CpuDevices:
         self.nbytes = [0] * len(plan.steps)  # ... and the bytes that it has there
         self.written: set[int] = set()  # steps of which the host has all that is wanted
         self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
-        self.chunks = plan.movable
+        self.chunks = plan.movable_chunks
         for i, step in enumerate(plan.steps):
             if i in self.chunks:
                 self._take_over(i, self.chunks[i])
@@ -214,7 +214,7 @@ class CpuDevices:
                 value = step.task({})
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
-        tells = plan.machine.arrays and plan.short
+        tells = plan.machine.arrays and plan.may_be_short
         self.short = slack if tells else None  # it is looked at what tasks take
         #: Bytes that may be made, where sizes are not known, before that is looked at all the same.
         self.left = inf
@@ -230,7 +230,7 @@ class CpuDevices:
         self._workers = team.workers if isinstance(team, Team) else []
         self._any = not plan.bound and len(self._workers) > 1
         self._long = self._helped = False
-        self._coarse = self._any and plan.launches <= COARSE * len(team)
+        self._coarse = self._any and plan.launch_count <= COARSE * len(team)
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
@@ -257,9 +257,9 @@ class CpuDevices:
             return
         self.held[step] += 1
         if src == DISK and self.plan.steps[step].again:
-            self.team.send_to_any(self._read, (step, dst))
+            self.team.send_to_any(self._read_file, (step, dst))
         elif src == DISK:
-            self.team.send_aside("reads", self._read, (step, dst))
+            self.team.send_aside("reads", self._read_file, (step, dst))
         elif dst == HOST and self.gathering is not None and step in self.gathering.slots:
             place = self.plan.steps[step].place  # not all of them from one thread
             self.team.send(place % len(self.team), self._deliver, [(step, src)])
@@ -284,7 +284,7 @@ class CpuDevices:
             if steps:
                 self._launches[place] = []
                 if self._coarse:
-                    behind += steps[not self._workers[place].busy :]
+                    behind += steps[not self._workers[place].is_busy :]
                 self._open.update(dict.fromkeys(steps))
                 self.team.send(place, self._run, steps)
         if self._long and self._open:
@@ -343,7 +343,7 @@ class CpuDevices:
 
     def _wake(self, waiting: Iterable[int]) -> None:
         """Have threads with nothing to do take what waits for others."""
-        idle = [place for place, worker in enumerate(self._workers) if not worker.busy]
+        idle = [place for place, worker in enumerate(self._workers) if not worker.is_busy]
         if idle:
             wanted = len([i for i in waiting if self._may_be_taken(i)])
             for place in idle[:wanted]:
@@ -382,7 +382,7 @@ class CpuDevices:
                 return
             if (
                 self._helped
-                and self._waits(i)
+                and self._has_pending_input(i)
                 and self.refused[steps[i].place].isdisjoint(steps[i].inputs)
             ):
                 continue
@@ -399,7 +399,7 @@ class CpuDevices:
             helps = True
             yield one
 
-    def _waits(self, i: int) -> bool:
+    def _has_pending_input(self, i: int) -> bool:
         """Whether an input of a step is launched and has not ended yet."""
         return LAUNCHED in [self._stage[j] for j in self.plan.steps[i].inputs]
 
@@ -407,7 +407,7 @@ class CpuDevices:
         """Whether another thread than its own may run a step. Where something was refused that is
         for its own to run again, in order, but for what reads that, which is refused as well."""
         step = self.plan.steps[i]
-        if self._waits(i):
+        if self._has_pending_input(i):
             return False
         return not self.refused[step.place] or REFUSED in [self._stage[j] for j in step.inputs]
 
@@ -454,7 +454,7 @@ class CpuDevices:
         values = step.values(self.values.__getitem__)
         if isinstance(step.task, KernelTask) and (room := self._room(i, step.task)) is not None:
             return step.task(values, room)
-        return _contiguous(step.task(values)) if step.aside else step.task(values)
+        return _copy_if_strided(step.task(values)) if step.aside else step.task(values)
 
     def _looked_at(self, i: int, slack: MemoryTrimmer) -> tuple[Any, int | None]:
         """A step's value, and the bytes that it took beside it; None where unknown."""
@@ -519,7 +519,7 @@ class CpuDevices:
         if step in self.chunks:
             self.chunks[step].note_arrival(DISK, file)
 
-    def _read(self, copy: tuple[int, int]) -> None:
+    def _read_file(self, copy: tuple[int, int]) -> None:
         step, dst = copy
         if self.stopped:
             return
@@ -544,7 +544,7 @@ class CpuDevices:
         return not self.plan.readers[step] and step not in self.plan.direct
 
 
-def _contiguous(value: Any) -> Any:
+def _copy_if_strided(value: Any) -> Any:
     """A block of a memory map as programs expect blocks; as it is, where it is so in the file."""
     if isinstance(value, np.memmap) and not value.flags.c_contiguous:
         return np.ascontiguousarray(value)

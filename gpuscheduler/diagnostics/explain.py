@@ -223,7 +223,7 @@ def explain_table(
     if took is not None:
         measured = took.seconds
     seconds = measured or (predicted.seconds if predicted is not None else 0.0)
-    busy = _busy(table, machine, timed)
+    busy = _busy_seconds(table, machine, timed)
     facts = Facts(
         devices=len(machine.devices),
         is_gpu=is_gpu,
@@ -281,7 +281,7 @@ def _layers(
     """Rows of the page, those that take longest first."""
     names = {}  # of each group: what is one row
     for group, work in table.work.items():
-        how = _how(work)
+        how = _kind_text(work)
         names[group] = table.labels[group], table.lines[group], how, work.reason
     seconds: Counter[int] = Counter()
     measured_steps: set[int] = set()
@@ -316,7 +316,7 @@ def _layers(
     return sorted(out, key=lambda r: -r.seconds)
 
 
-def _how(work: Any) -> str:
+def _kind_text(work: Any) -> str:
     if work.on_host:
         return "host"
     if work.reads_file:
@@ -364,7 +364,7 @@ def _moving_layer(table: StepTable) -> str:
     return table.labels[found.most_common(1)[0][0]] if found else ""
 
 
-def _busy(table: StepTable, machine: Machine, rows: Iterable[Row]) -> list[float]:
+def _busy_seconds(table: StepTable, machine: Machine, rows: Iterable[Row]) -> list[float]:
     """Seconds of work on each device."""
     out = [0.0] * len(machine.devices)
     found = False

@@ -22,10 +22,15 @@ class Headline(NamedTuple):
 
 def headlines(snapshot: dict[str, Any]) -> list[Headline]:
     """The layer that takes the time, devices that wait, and memory, in this order."""
-    return [_runs(snapshot), _layer(snapshot), _devices(snapshot), _memory(snapshot)]
+    return [
+        _runs_headline(snapshot),
+        _layer_headline(snapshot),
+        _devices_headline(snapshot),
+        _memory_headline(snapshot),
+    ]
 
 
-def _runs(snapshot: dict[str, Any]) -> Headline:
+def _runs_headline(snapshot: dict[str, Any]) -> Headline:
     runs = snapshot["runs"]
     if not runs:
         last = snapshot["last"]
@@ -45,7 +50,7 @@ def _runs(snapshot: dict[str, Any]) -> Headline:
     return Headline("runs", ", ".join(texts) + (f" and {more} more runs" if more > 0 else ""))
 
 
-def _layer(snapshot: dict[str, Any]) -> Headline:
+def _layer_headline(snapshot: dict[str, Any]) -> Headline:
     layers = snapshot["layers"]
     every = sum(layer["seconds"] for layer in layers)
     if not every:
@@ -55,7 +60,7 @@ def _layer(snapshot: dict[str, Any]) -> Headline:
     return Headline("layer", f"{first['label']}{where} takes {first['seconds'] / every:.0%}")
 
 
-def _devices(snapshot: dict[str, Any]) -> Headline:
+def _devices_headline(snapshot: dict[str, Any]) -> Headline:
     devices = snapshot["devices"]
     busy = [d["busy"] for d in devices]
     most = max(busy, default=0.0)
@@ -70,7 +75,7 @@ def _devices(snapshot: dict[str, Any]) -> Headline:
     return Headline("devices", f"devices run steps {mean:.0%} of the time")
 
 
-def _memory(snapshot: dict[str, Any]) -> Headline:
+def _memory_headline(snapshot: dict[str, Any]) -> Headline:
     fullest: dict[str, Any] | None = None
     part = -1.0
     for d in snapshot["devices"]:

@@ -240,7 +240,7 @@ class LaneReader:
             out[place] = bars
         return out
 
-    def busy(self, now: int, seconds: float = 1.0) -> dict[int, float]:
+    def busy_parts(self, now: int, seconds: float = 1.0) -> dict[int, float]:
         """The part of the latest seconds in which each place ran steps."""
         count = max(1, int(seconds * 1e9 / self.width))
         last = now // self.width - 1  # the one before that under way

@@ -42,7 +42,7 @@ class Collector:
                 "metrics need prometheus_client: pip install prometheus-client"
             ) from (error)
         if hasattr(source, "recorder"):
-            taker = SnapshotTaker(SchedulerFacts.of(source), "")
+            taker = SnapshotTaker(SchedulerFacts.from_scheduler(source), "")
             self._snapshots: Snapshots = lambda: [taker.take()]
         else:
             self._snapshots = source

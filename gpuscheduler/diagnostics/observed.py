@@ -75,7 +75,7 @@ class ObservedScheduler:
         RuntimeError
             where nothing was recorded of steps.
         """
-        return [row.later(self.recorder.epoch) for row in self.trace().rows]
+        return [row.shift_clock(self.recorder.epoch) for row in self.trace().rows]
 
     def trace(self) -> Trace:
         """The latest steps, copies and bytes in memory."""

@@ -416,11 +416,11 @@ def serve(pid: int, host: str, port: int, path: str, sockets: list[int]) -> None
     """Serve the page of a process on open sockets, until standard input closes."""
     ended = threading.Event()
 
-    def alive() -> bool:
+    def is_serving() -> bool:
         return not ended.is_set() and is_alive(pid)
 
     def document(doc: Any) -> None:
-        Page(doc, pid, alive)
+        Page(doc, pid, is_serving)
 
     loop = IOLoop.current()
     application = BokehTornado(

@@ -119,7 +119,7 @@ class RunMeter:
         """How far the run is now."""
         run = self.run
         total, elapsed = run.steps, run.seconds
-        done = total - run.left
+        done = total - run.steps_left
         state = run.state if isinstance(run, RunRecord) else None  # a cluster has none here
         if state is None:
             part = done / total if total else 0.0
@@ -279,7 +279,7 @@ class ProgressDisplay:
             )
             self._thread.start()
             runs_under_way.woken = (*runs_under_way.woken, self._wake)
-            for run in runs_under_way.every(self.recorder):
+            for run in runs_under_way.runs(self.recorder):
                 self._wake(run)
 
     def stop(self) -> None:
@@ -322,7 +322,7 @@ class ProgressDisplay:
         shown: dict[int, Any] = {id(begun): begun} if self.after <= 0 else {}
         goes_on = True
         assert self.screen is not None
-        while goes_on and (runs := runs_under_way.every(self.recorder)):
+        while goes_on and (runs := runs_under_way.runs(self.recorder)):
             late = [r for r in runs if r.seconds >= self.after][:RUNS]
             if late:
                 shown.update({id(r): r for r in late})

@@ -67,15 +67,15 @@ class Recording:
 
     def rows(self) -> list[Row]:
         """The steps that ran, in ns since 1970."""
-        return [row.later(self._recorder.epoch) for row in self.trace().rows]
+        return [row.shift_clock(self._recorder.epoch) for row in self.trace().rows]
 
     def copies(self) -> list[CopyRow]:
         """The copies between devices, the host and the disk, in ns since 1970."""
-        return [row.later(self._recorder.epoch) for row in self.trace().copies]
+        return [row.shift_clock(self._recorder.epoch) for row in self.trace().copies]
 
     def samples(self) -> list[MemorySample]:
         """Bytes in each place over time, in ns since 1970."""
-        return [sample.later(self._recorder.epoch) for sample in self.trace().memory]
+        return [sample.shift_clock(self._recorder.epoch) for sample in self.trace().memory]
 
     def timeline(self, path: str | PathLike[str]) -> None:
         """Write a file for Perfetto: a thread for each device, copies, memory."""

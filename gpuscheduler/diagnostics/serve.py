@@ -221,7 +221,7 @@ def open_dashboard(scheduler: Any, option: Any) -> Dashboard | None:
         for a port that is taken, or where snapshots cannot be written.
     """
     try:
-        return _open(SchedulerFacts.of(scheduler), option)
+        return _open(SchedulerFacts.from_scheduler(scheduler), option)
     except BaseException:
         scheduler.close()
         raise

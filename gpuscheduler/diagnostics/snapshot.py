@@ -52,7 +52,7 @@ class SchedulerFacts:
     recorder: Recorder
 
     @classmethod
-    def of(cls, scheduler: Any) -> SchedulerFacts:
+    def from_scheduler(cls, scheduler: Any) -> SchedulerFacts:
         """The facts of a scheduler."""
         return cls(ref(scheduler), scheduler.number, scheduler.recorder)
 
@@ -65,7 +65,7 @@ class SchedulerFacts:
         nvml = getattr(hardware, "nvml", None)
         return {
             "kind": hardware.kind, "machine": hardware.machine, "names": hardware.names,
-            "persisted": scheduler._summary().persisted,
+            "persisted": scheduler._summary().persisted_bytes,
             "sensors": [] if nvml is None else [s._asdict() for s in nvml.sensors()],
         }  # fmt: skip
 
@@ -112,7 +112,7 @@ class SnapshotTaker:
             "version": VERSION, "pid": os.getpid(), "program": self.program,
             "scheduler": self.observed.number, "time": when,
             "kind": facts["kind"],
-            "devices": _devices(facts, used, limits, self.lanes.busy(now)),
+            "devices": _devices(facts, used, limits, self.lanes.busy_parts(now)),
             "memories": {str(p): {"used": used["values"].get(p, 0), "limit": limits.get(p)}
                          for p in (*limits, HOST, DISK)},
             "runs": [_run(r) for r in running[:RUNS]], "more_runs": max(0, len(running) - RUNS),
@@ -168,7 +168,7 @@ def summarize_devices(observed: SchedulerFacts) -> dict[str, Any]:
     return {
         "devices": [d | {"momentary": True} for d in _devices(facts, used, limits, busy)],
         "runs": len(running),
-        "left": sum(record.left for record in running), "ended": ended,
+        "left": sum(record.steps_left for record in running), "ended": ended,
     }  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def _moved_bytes(recorder: Recorder, running: list[RunRecord]) -> dict[str, int]
 def _run(record: RunRecord) -> dict[str, Any]:
     return {
         "number": record.number, "how": record.how or "planning", "steps": record.steps,
-        "left": record.left, "seconds": round(record.seconds, 3), "where": record.where,
+        "left": record.steps_left, "seconds": round(record.seconds, 3), "where": record.where,
         "waits": bool(record.planned_ns and not record.admitted and not record.is_over),
         "error": record.error,
     }  # fmt: skip

@@ -95,12 +95,12 @@ def remove_stale(folder: Path) -> None:
     """Remove the files of processes that have ended."""
     for (pid, _), path in find_snapshots(folder).items():
         if not is_alive(pid):
-            for old in (path, _watched(path)):
+            for old in (path, _watched_path(path)):
                 with suppress(OSError):
                     old.unlink()
 
 
-def _watched(path: Path) -> Path:
+def _watched_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.watched")
 
 
@@ -131,13 +131,13 @@ class SnapshotFile:
     def is_watched(self, now: float) -> bool:
         """Whether somebody has looked in the latest seconds."""
         with suppress(OSError):
-            return now - _watched(self.path).stat().st_mtime < WATCHED
+            return now - _watched_path(self.path).stat().st_mtime < WATCHED
         return False
 
     def close(self) -> None:
         """Remove the file."""
         self._map.close()
-        for path in (self.path, _watched(self.path)):
+        for path in (self.path, _watched_path(self.path)):
             with suppress(OSError):
                 path.unlink()
 
@@ -145,7 +145,7 @@ class SnapshotFile:
 def watch(path: Path) -> None:
     """Say that somebody reads a snapshot, so that it is written."""
     with suppress(OSError):
-        _watched(path).touch(mode=0o600)
+        _watched_path(path).touch(mode=0o600)
 
 
 def read_snapshot(path: Path, pause: Callable[[float], None] = sleep) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ class Trace:
         first = min(begins + [s.ns for s in self.memory], default=None)
         return None if first is None else first + self.epoch
 
-    def later(self, ns: int) -> Trace:
+    def shift_clock(self, ns: int) -> Trace:
         """The same of a process whose clock is behind."""
         return replace(self, epoch=self.epoch + ns)
 
@@ -122,9 +122,9 @@ class _ProcessWriter:
                 self.flows += 1
                 source, at = made[row.run, row.step]
                 flow = {"name": "value", "cat": "value", "id": self.pid * 10**7 + self.flows}
-                self.events.append({"ph": "s", "ts": self._us(at), **source, **flow})
+                self.events.append({"ph": "s", "ts": self._microseconds(at), **source, **flow})
                 self.events.append(
-                    {"ph": "f", "bp": "e", "ts": self._us(row.begin), **thread, **flow}
+                    {"ph": "f", "bp": "e", "ts": self._microseconds(row.begin), **thread, **flow}
                 )
 
     def add_memory(self, trace: Trace) -> None:
@@ -140,7 +140,7 @@ class _ProcessWriter:
                     args["limit"] = trace.limits[place]
                 name = f"memory of {place_name(place)}"
                 counter = {"ph": "C", "name": name, "pid": self.pid, "tid": 0}
-                self.events.append({**counter, "ts": self._us(sample.ns), "args": args})
+                self.events.append({**counter, "ts": self._microseconds(sample.ns), "args": args})
 
     def _thread(self, track: int, begin: int, end: int, name: str) -> dict[str, Any]:
         """The first thread of a track that is free from `begin` to `end`."""
@@ -155,10 +155,10 @@ class _ProcessWriter:
     def _slice(
         self, name: str, begin: int, end: int, thread: dict[str, Any], facts: dict[str, Any]
     ) -> None:
-        times = {"ts": self._us(begin), "dur": (end - begin) / 1e3}
+        times = {"ts": self._microseconds(begin), "dur": (end - begin) / 1e3}
         self.events.append({"ph": "X", "name": name, "args": facts, **thread, **times})
 
-    def _us(self, ns: int) -> float:
+    def _microseconds(self, ns: int) -> float:
         return (ns - self.first) / 1e3
 
 

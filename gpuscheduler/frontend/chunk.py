@@ -27,17 +27,17 @@ class PlacesVersion:
     latest = moves = 0
 
     @classmethod
-    def one(cls) -> int:
+    def new_number(cls) -> int:
         cls.latest = latest = next(cls.numbers)
         return latest
 
     @classmethod
     def move(cls) -> None:
-        cls.moves = cls.one()
+        cls.moves = cls.new_number()
 
 
-def moves() -> int:
-    """A number that changes whenever any chunk moves."""
+def count_moves() -> int:
+    """A number that changes whenever any chunk count_moves."""
     return PlacesVersion.moves
 
 
@@ -149,13 +149,13 @@ class Chunk:
 
         Moves nothing.
         """
-        value = self.held()
+        value = self.value_on_device()
         if not self.resident:
             return value
         there = any(type(v).__module__.partition(".")[0] == "cupy" for v in leaves(value))
         return None if there else value
 
-    def held(self) -> Any:
+    def value_on_device(self) -> Any:
         """The value as a device holds it, for planners; None where none does. Moves nothing."""
         return self.keeper.device_value(self.places)
 

@@ -50,7 +50,7 @@ class InnerStep(NamedTuple):
     steps: tuple[InnerStep, ...] = ()
     given: tuple[str, ...] = ()
 
-    def inside(
+    def look_inside(
         self, function: Any, arguments: Sequence[Any]
     ) -> tuple[Any, tuple[InnerStep, ...], list[Any]]:
         """The called function, its steps, and the arguments that are known before it runs."""
@@ -178,7 +178,7 @@ class SubgraphCompiler:
         text = source.function(outkey, read)
         words = text, tuple([literal(c, self._alive, False) for c in source.constants.values()])
         if words not in self._alike:
-            self._alike[words] = source.compiled(text)
+            self._alike[words] = source.compile_text(text)
         return self._alike[words], places, tuple(source.steps)
 
 
@@ -197,7 +197,7 @@ def compile_subgraph(
     """
     nodes = convert_legacy_graph(inner)
     source = SourceWriter(nodes, inkeys, nested or SubgraphCompiler())
-    return source.compiled(source.function(outkey, _in_order(nodes, outkey, set(inkeys))))
+    return source.compile_text(source.function(outkey, _in_order(nodes, outkey, set(inkeys))))
 
 
 def _in_order(inner: Mapping[Any, GraphNode], outkey: Any, given: Set[Any]) -> list[Any]:
@@ -249,7 +249,7 @@ class SourceWriter:
         #: The steps of the fused task that was called last, and what it was given.
         self.called: tuple[tuple[InnerStep, ...], tuple[str, ...]] = (), ()
 
-    def compiled(self, text: str) -> Callable[..., Any]:
+    def compile_text(self, text: str) -> Callable[..., Any]:
         namespace: dict[str, Any] = dict(self.constants)
         exec(_code(text), namespace)
         return namespace.pop("fused")  # type: ignore[no-any-return]

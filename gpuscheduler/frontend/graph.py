@@ -189,7 +189,7 @@ class Graph:
         return FactView(self.nodes, "block", self.inner_blocks)
 
     @property
-    def why(self) -> Mapping[Key, str]:
+    def reasons(self) -> Mapping[Key, str]:
         return FactView(self.nodes, "why")
 
     @property
@@ -201,27 +201,27 @@ class Graph:
         return FactView(self.nodes, "product")
 
     @property
-    def aside(self) -> Set[Key]:
+    def aside_keys(self) -> Set[Key]:
         return FlagView(self.nodes, "aside")
 
     @property
-    def again(self) -> Set[Key]:
+    def again_keys(self) -> Set[Key]:
         return FlagView(self.nodes, "again")
 
     @property
-    def sent(self) -> Set[Key]:
+    def sent_keys(self) -> Set[Key]:
         return FlagView(self.nodes, "sent")
 
     @property
-    def stores(self) -> Set[Key]:
+    def store_keys(self) -> Set[Key]:
         return FlagView(self.nodes, "stores")
 
     @property
-    def written(self) -> Set[Key]:
+    def written_keys(self) -> Set[Key]:
         return FlagView(self.nodes, "written")
 
     @property
-    def lent(self) -> Set[Key]:
+    def lent_keys(self) -> Set[Key]:
         return FlagView(self.nodes, "lent")
 
     # ---- changes
@@ -360,7 +360,7 @@ class Graph:
             parts={**self.parts},
         )  # fmt: skip
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether a global, array, list or dictionary that the tasks have read has changed."""
         if any(where.get(name) is not value for where, name, value in self.globals):
             return True

@@ -45,7 +45,7 @@ class LinearFuser:
         A task in `aside` that reads a file fuses only with a slice of its block; one that writes a
         file does not fuse. Runs that begin with a task in `aside` or `again` are added there.
         """
-        below = self._runs(order, aside, again)
+        below = self._fusible_pairs(order, aside, again)
         if not below:
             return order
         inner = set(below.values())
@@ -62,7 +62,7 @@ class LinearFuser:
             out.append(key)
         return out
 
-    def _runs(self, order: list[Key], aside: set[Key], again: set[Key]) -> dict[Key, Key]:
+    def _fusible_pairs(self, order: list[Key], aside: set[Key], again: set[Key]) -> dict[Key, Key]:
         """Each task that fuses with the task it reads, and that task."""
         readers: dict[Key, int] = {}
         for key in order:

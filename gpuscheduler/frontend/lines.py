@@ -128,7 +128,7 @@ class _Plugins(dict[str, Any]):
         return iter((note_line,))
 
 
-def _registered() -> list[Any]:
+def _registered_plugins() -> list[Any]:
     known = config.get("array_plugins", None)
     return [] if known is None else list(known)  # ours looks empty, and is not
 
@@ -137,13 +137,13 @@ def register() -> None:
     """Have Dask call `note_line`, unless `gpuscheduler.lines` is False in its configuration."""
     if config.get("gpuscheduler.lines", True) is False:
         return
-    known = _registered()
+    known = _registered_plugins()
     if note_line not in known:
         config.set(array_plugins=[*known, note_line] if known else _Plugins())
 
 
 def unregister() -> None:
     """Have Dask no longer call `note_line`."""
-    known = _registered()
+    known = _registered_plugins()
     if note_line in known:
         config.set(array_plugins=[f for f in known if f is not note_line])

@@ -137,7 +137,7 @@ class OwnTask:
         return None
 
     @property
-    def touched(self) -> int | None:
+    def touched_bytes(self) -> int | None:
         """Bytes that it reads and writes; None where only the sizes of values tell."""
         return None
 
@@ -147,11 +147,11 @@ class OwnTask:
         return False
 
     @property
-    def alike(self) -> Any:
+    def work_identity(self) -> Any:
         """An object that tasks which do the same have in common."""
         return type(self)
 
-    def known(self) -> bool:
+    def knows_inputs(self) -> bool:
         """Whether a device knows where the inputs are, without being handed them."""
         return False
 
@@ -193,7 +193,7 @@ def original_of(task: Any) -> Any:
 
 def bytes_touched_by(task: Any) -> int | None:
     """Return the bytes that a task reads and writes; None where only sizes of values tell."""
-    return task.touched if isinstance(task, OwnTask) else None
+    return task.touched_bytes if isinstance(task, OwnTask) else None
 
 
 def launches_only(task: Any) -> bool:
@@ -211,10 +211,10 @@ def host_only(task: Any) -> bool:
     return isinstance(task, OwnTask) and task.host_only
 
 
-def alike_of(task: Any) -> Any:
+def work_identity_of(task: Any) -> Any:
     """Return an object that tasks which do the same have in common."""
     if isinstance(task, OwnTask):
-        return task.alike
+        return task.work_identity
     return getattr(task, "func", None) or type(task)
 
 

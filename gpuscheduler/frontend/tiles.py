@@ -73,19 +73,19 @@ class MeshAxis:
     def __len__(self) -> int:
         return self.n
 
-    def at(self, numbers: Any) -> Any:
+    def coordinates_of(self, numbers: Any) -> Any:
         """The coordinates of elements `numbers` (int64), as float64.
 
         The operations and their order are those of `numpy.linspace` or `numpy.geomspace`.
 
-        >>> MeshAxis(0.0, 1.0, 5).at(np.array([4, 1]))
+        >>> MeshAxis(0.0, 1.0, 5).coordinates_of(np.array([4, 1]))
         array([1.  , 0.25])
         """
         if not self.geometric:
-            return self._linear(numbers, self.start, self.stop)
+            return self._linear_coordinates(numbers, self.start, self.stop)
         sign = math.copysign(1.0, self.start)
         ends = (float(np.log10(abs(end))) for end in (self.start, self.stop))
-        x = sign * np.power(10.0, self._linear(numbers, *ends))
+        x = sign * np.power(10.0, self._linear_coordinates(numbers, *ends))
         return self._end_exactly(numbers, np.where(numbers == 0, self.start, x), self.stop)
 
     @property
@@ -93,7 +93,7 @@ class MeshAxis:
         """Steps from `start` to `stop`."""
         return self.n - 1 if self.endpoint else self.n
 
-    def _linear(self, numbers: Any, start: float, stop: float) -> Any:
+    def _linear_coordinates(self, numbers: Any, start: float, stop: float) -> Any:
         parts = self.parts
         delta = stop - start
         x = numbers.astype(np.float64)
@@ -108,7 +108,7 @@ class MeshAxis:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if copy is False:
             raise ValueError("the coordinates are in no memory yet: they cannot but be made")
-        return self.at(np.arange(self.n, dtype=np.int64)).astype(dtype or np.float64)
+        return self.coordinates_of(np.arange(self.n, dtype=np.int64)).astype(dtype or np.float64)
 
 
 def boxes_alike(values: Any) -> list[tuple[slice, ...]]:

@@ -54,7 +54,7 @@ class SendExtractor:
     def __init__(self) -> None:
         self.known: dict[Any, tuple[Any, Any]] = {}
 
-    def without(self, task: Any, name: Key) -> Task | None:
+    def without_sending(self, task: Any, name: Key) -> Task | None:
         """The task for an input that is on the device already.
 
         None where the task does more with the input, or does not begin by sending it.
@@ -154,7 +154,7 @@ def send_arrays(
         for name, value in given.items():
             if type(value) not in (np.ndarray, np.memmap) or value.nbytes < LEAST_SENT:
                 continue
-            task = send.without(tasks[key], name) if is_plain(value.dtype) else None
+            task = send.without_sending(tasks[key], name) if is_plain(value.dtype) else None
             if task is None:
                 continue
             if task.func is identity:  # it does nothing else
@@ -182,14 +182,14 @@ def send_all_arrays(
     steps = SendingSteps(tasks, alias, needs, names, constants)
     for key, given in [(k, c) for k, c in constants.items() if c]:
         for name, value in given.items():
-            function = _sending(name, value)
+            function = _sending_function(name, value)
             if function is None:
                 continue
             steps.send(key, name, value, function)
     return steps.readers
 
 
-def _sending(name: Key, value: Any) -> Callable[[Any], Any] | None:
+def _sending_function(name: Key, value: Any) -> Callable[[Any], Any] | None:
     """The function of a step that sends an array; None for what is not sent ahead of its reader."""
     if type(value) is not np.ndarray or not is_plain(value.dtype) or not value.ndim:
         return None
@@ -234,7 +234,7 @@ def send_files(
             continue
         if any(len(known_as) > 1 for known_as in reading.values()):
             continue
-        unsent = {r: send.without(tasks[r], name) for r, (name,) in reading.items()}
+        unsent = {r: send.without_sending(tasks[r], name) for r, (name,) in reading.items()}
         if all(t is not None for t in unsent.values()):
             tasks.update(unsent)
             out[key] = next(iter(reading))

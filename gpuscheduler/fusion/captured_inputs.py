@@ -118,5 +118,5 @@ class CapturedInputs:
                 (array,) = node.args
                 block = BlockInfo(array.shape, array.dtype, "cupy.ndarray")
                 graph.note(key, block=block, size=array.nbytes, aside=True, sent=True)
-                if not graph.stores and not graph.written:  # whose target it may be
+                if not graph.store_keys and not graph.written_keys:  # whose target it may be
                     graph.note(key, again=True)

@@ -41,7 +41,7 @@ class Selections:
         if not self.inliner.may_disappear(key):
             return
         names, positions = reads_with_inlined(task)
-        source = offer.of(tuple(names), tuple(positions), array_kind(self.graph, task))
+        source = offer.for_block(tuple(names), tuple(positions), array_kind(self.graph, task))
         source.free = source.little and not positions
         function = self.inliner.add_producers(task) if task.inlined else task.task
         source.apart = UnfusedTask(*self.inliner.inputs_with_producers(task), function)
@@ -69,7 +69,9 @@ class Selections:
         )  # fmt: skip
         graph.replace(key, CompressTask(fused, columns))
         if inliner.may_disappear(key):
-            source = inliner.sources[key] = offer.of(fused.names, fused.positions, fused.kind)
+            source = inliner.sources[key] = offer.for_block(
+                fused.names, fused.positions, fused.kind
+            )
             source.free = source.little and not positions
             node = graph.nodes[key]
             source.apart = UnfusedTask(node.names, node.needs, node.constants, function)

@@ -110,7 +110,7 @@ class FusionPass:
             self.on_gpus,
         )  # fmt: skip
 
-    def fused(self) -> Graph:
+    def fuse(self) -> Graph:
         """Return the graph with kernels in place of tasks; changes it in place."""
         graph = self.graph
         if not graph.blocks:
@@ -211,7 +211,7 @@ class FusionPass:
 
     def _describe_data(self, key: Key, node: DataNode) -> tuple[int, Any] | None:
         """Return number and structure of a value, or of a persisted chunk."""
-        value = node.value.held() if type(node.value) is Chunk else node.value
+        value = node.value.value_on_device() if type(node.value) is Chunk else node.value
         if value is not None:
             return self._describe(value)
         block = self.graph.blocks.get(key)
@@ -318,7 +318,7 @@ class FusionPass:
         sizes, sources = self.graph.sizes, self.inliner.sources
         targets = task.targets.values()
         total = sizes.get(task.key, 0) + sum([sizes.get(t, 0) for t in targets])
-        selected = [s for t in targets if (s := sources.get(t)) and s.selects]
+        selected = [s for t in targets if (s := sources.get(t)) and s.is_selection]
         total += sum([e.nbytes for s in selected for e in leaves(s.expects)])
         return int(total + sum([getattr(c, "nbytes", 0) for c in task.constants.values()]))
 
@@ -355,7 +355,9 @@ class FusionPass:
         found = self._follow(task)
         if not task.inlined or found.program is None:
             return task, found
-        worth = select_worth_inlining(found.program, task.inlined, task.recipe.joins) | unknown
+        worth = (
+            select_worth_inlining(found.program, task.inlined, task.recipe.joins_inputs) | unknown
+        )
         if stores_a_scan(found.program):  # each of its readers would store the scan, too
             shared = [n for n, s in worth.items() if isinstance(s.parts, ScannedArray)]
             shared = [n for n in shared if self.inliner.readers[task.target(n)] > 1]
@@ -451,7 +453,7 @@ class FusionPass:
         graph.note(key, size=found.nbytes)
         self.foreseen[key] = found.number, found.makes
         if found.offer is not None and self.inliner.may_disappear(key):
-            self.inliner.sources[key] = found.offer.of(fused.names, fused.positions, kind)
+            self.inliner.sources[key] = found.offer.for_block(fused.names, fused.positions, kind)
 
     def _keep_task(self, task: Candidate, found: TraceOutcome) -> bool:
         """Keep a task without a program, and its reason; whether readers may compute its value."""
@@ -494,7 +496,7 @@ class FusionPass:
         if len(cheap) < len(task.inlined):
             task = task.with_inlined(cheap)
             offer = self._follow(task).offer
-        if offer is None or not offer.selects:
+        if offer is None or not offer.is_selection:
             return False
         if not self.selections.make_compress_task(task, offer):
             return False

@@ -135,7 +135,7 @@ def _bytes_read(graph: Graph, key: Key) -> Counter[Key]:
 
 def _is_small(task: KernelTask) -> bool:
     read = sum(e.nbytes for _, foreseen in task.inputs() for e in foreseen if e is not None)
-    made = sum(n for k in task.program.kernels for n in k.made)
+    made = sum(n for k in task.program.kernels for n in k.output_bytes)
     return made <= SMALL or 8 * made <= read
 
 
@@ -213,8 +213,10 @@ def _are_one_pass(
         return False
     kernel, other = (parts[p][0].kernels[0] for p, _ in (one, two))
     alike = other.shape == kernel.shape and other.axes == kernel.axes
-    alike = alike and other.scans == kernel.scans
-    if alike and (kernel.counts or other.counts):  # which have one reduction, of the same arrays
+    alike = alike and other.is_scan == kernel.is_scan
+    if alike and (
+        kernel.is_histogram or other.is_histogram
+    ):  # which have one reduction, of the same arrays
         a, b = (
             renumber_arrays(parts[p][0].kernels[0], parts[p][1].__getitem__) for p, _ in (one, two)
         )

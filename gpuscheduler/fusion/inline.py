@@ -58,7 +58,7 @@ class Offers:
         if len(program.kernels) != 1:
             return None
         (kernel,), result = program.kernels, program.result
-        if kernel.scans:
+        if kernel.is_scan:
             return self._offer_scan(found, kernel)
         if type(result) is Out and len(result.shape) == 1 < len(kernel.shape):
             return self._offer_rows(found, kernel)

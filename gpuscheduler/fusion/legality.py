@@ -33,7 +33,7 @@ def is_mosaic(kernel: Kernel) -> bool:
     return any(
         math.prod(shape) < BOX_POINTS * count_boxes(roots, shape)
         and interior(roots, shape) is not None
-        for roots, shape in ((inner, kernel.shape), (kernel.outputs, kernel.kept))
+        for roots, shape in ((inner, kernel.shape), (kernel.outputs, kernel.output_shape))
         if roots
     )
 
@@ -85,13 +85,13 @@ def pays_as_kernel(program: Program) -> bool:
     if any(r.op not in llvm_reduce.REDUCED for r in kernel.reductions):
         return False
     last, most = len(kernel.shape) - 1, evaluate.FEW_POINTS
-    if last in kernel.axes and kernel.shape[last] <= most < math.prod(kernel.kept):
+    if last in kernel.axes and kernel.shape[last] <= most < math.prod(kernel.output_shape):
         return True
     few = math.prod([kernel.shape[k] for k in kernel.axes]) <= most
-    return few and sum(kernel.made) >= LARGE
+    return few and sum(kernel.output_bytes) >= LARGE
 
 
-def unreadable(program: Program) -> str | None:
+def why_unreadable(program: Program) -> str | None:
     """Return why NumPy cannot evaluate a program; None where it can."""
     for kernel in program.kernels:
         for root in kernel.roots:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..frontend.task import Launcher, OwnTask, TaskDescription, alike_of
+from ..frontend.task import Launcher, OwnTask, TaskDescription, work_identity_of
 from .source import LibraryInputs
 from .task import Key, match_array
 
@@ -53,18 +53,18 @@ class LibraryTask(OwnTask):
         return self.on_host.original
 
     @property
-    def alike(self) -> Any:
+    def work_identity(self) -> Any:
         return self.call
 
     @property
-    def touched(self) -> int:
+    def touched_bytes(self) -> int:
         made = math.prod(self.call.shape) * self.call.dtype.itemsize
         return int(sum([e.nbytes for e in self.inputs.expects]) + made)
 
     @property
     def traffic(self) -> int:
         """Bytes that the library reads and makes."""
-        return self.touched
+        return self.touched_bytes
 
     @property
     def on_device(self) -> bool:
@@ -107,8 +107,8 @@ class NumpyTask(OwnTask):
         return self.task.original
 
     @property
-    def alike(self) -> Any:
-        return alike_of(self.task)
+    def work_identity(self) -> Any:
+        return work_identity_of(self.task)
 
     def describe(self) -> TaskDescription:
         return self.task.describe()  # type: ignore[no-any-return]

@@ -49,7 +49,7 @@ class Reads:
         found = self._impure.get(id(function), False)
         if found is False:
             self.alive.append(function)
-            found = self._impure[id(function)] = purity.impure(function, arrays=True)
+            found = self._impure[id(function)] = purity.why_impure(function, arrays=True)
             if found is None:
                 for where, name, value in purity.globals_read(function):
                     word = id(where), name, id(value)

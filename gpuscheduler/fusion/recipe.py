@@ -71,7 +71,7 @@ class Recipe:
         self.key = tuple(words)
 
     @property
-    def joins(self) -> bool:
+    def joins_inputs(self) -> bool:
         """Whether the task begins by joining all of its inputs."""
         _, first = self._parts[0]
         joined = getattr(first, "func", None) is concatenate_shaped
@@ -212,7 +212,7 @@ def _flatten_steps(
     own = function.__globals__
     for step in steps:
         if step.steps:
-            yield from _flatten_steps(*step.inside(function, arguments))
+            yield from _flatten_steps(*step.look_inside(function, arguments))
         else:
             yield step.key, [
                 *map(own.get, step.constants), *map(arguments.__getitem__, step.arguments)

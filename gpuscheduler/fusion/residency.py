@@ -16,7 +16,14 @@ import numpy as np
 from dask._task_spec import DataNode, Task
 
 from ..frontend.graph import RESIDENT, Graph, is_plain
-from ..frontend.task import OwnTask, TaskDescription, alike_of, describe, kernels_of, original_of
+from ..frontend.task import (
+    OwnTask,
+    TaskDescription,
+    describe,
+    kernels_of,
+    original_of,
+    work_identity_of,
+)
 from ..frontend.transfers import SENDING, identity
 from ..ir.expr import Out
 from ..values import leaves, map_leaves
@@ -48,7 +55,7 @@ class HostTask(OwnTask):
         return self.task(values)
 
     @property
-    def touched(self) -> int:
+    def touched_bytes(self) -> int:
         """Bytes that the task reads and makes, as far as they are known."""
         return self._touched
 
@@ -67,8 +74,8 @@ class HostTask(OwnTask):
         return original_of(self.task)
 
     @property
-    def alike(self) -> Any:
-        return alike_of(self.task)
+    def work_identity(self) -> Any:
+        return work_identity_of(self.task)
 
     def describe(self) -> TaskDescription:
         return TaskDescription(f"{describe(self.task).words} on the host")

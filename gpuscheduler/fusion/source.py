@@ -88,7 +88,7 @@ class InlineSource:
     #: For a task that stays: the same task, if it read what `expr` reads.
     apart: UnfusedTask | None = None
 
-    def of(
+    def for_block(
         self, names: tuple[Key, ...], positions: tuple[int, ...], kind: str | None
     ) -> InlineSource:
         """Return the same source for another block."""
@@ -99,7 +99,7 @@ class InlineSource:
         )  # fmt: skip
 
     @property
-    def selects(self) -> bool:
+    def is_selection(self) -> bool:
         """Whether the value is what a mask selects."""
         return isinstance(self.parts, MaskedPoints)
 
@@ -207,7 +207,7 @@ def stores_a_scan(program: Program) -> bool:
     return any(
         not read.isdisjoint(range(start, start + len(kernel.outputs)))
         for start, kernel in zip(program.starts, program.kernels, strict=True)
-        if kernel.scans
+        if kernel.is_scan
     )
 
 
@@ -257,14 +257,14 @@ def shared_arrays(sources: Iterable[InlineSource]) -> tuple[int, ...]:
     otherwise, and where all arrays differ.
     """
     sources = list(sources)
-    if sum([s.selects for s in sources]) < 2:
+    if sum([s.is_selection for s in sources]) < 2:
         return ()
     first: dict[Any, int] = {}
     out: list[int] = []
     for number, source in enumerate(sources):
         for name, structure in zip(source.names, source.expects, strict=True):
             count = count_arrays((structure,))
-            owner = None if source.selects else number
+            owner = None if source.is_selection else number
             out += [first.setdefault((owner, name, k), len(out) + k) for k in range(count)]
     return tuple(out) if len(set(out)) < len(out) else ()
 

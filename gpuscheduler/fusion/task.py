@@ -94,7 +94,7 @@ class KernelTask(OwnTask):
         for name, structure in zip(self.names, self.expects, strict=True):
             yield name, expected_structures(structure)
 
-    def of(self, program: Program) -> KernelTask:
+    def with_program(self, program: Program) -> KernelTask:
         """Return the same task with another program."""
         return KernelTask(
             self.key, program, self.names, self.expects, self.positions, self.kind, self.original
@@ -118,7 +118,7 @@ class KernelTask(OwnTask):
         return (self,)
 
     @property
-    def alike(self) -> Any:
+    def work_identity(self) -> Any:
         return self.program
 
     def launch(self, launcher: Launcher, values: Values) -> Any:
@@ -141,7 +141,7 @@ class KernelTask(OwnTask):
         return is_on_gpus(self.kind)
 
     @property
-    def resident(self) -> bool:
+    def is_resident(self) -> bool:
         """Whether GPUs compute arrays of NumPy's: functions that are called get these as such."""
         return self.kind == RESIDENT
 
@@ -151,7 +151,7 @@ class KernelTask(OwnTask):
         return all(r.op == "input" for k in self.program.kernels for r in k.roots)
 
     @property
-    def touched(self) -> int:
+    def touched_bytes(self) -> int:
         return sum([bytes_touched(k) for k in self.program.kernels])
 
     @property
@@ -160,7 +160,7 @@ class KernelTask(OwnTask):
         kernels, result = self.program.kernels, self.program.result
         if len(kernels) != 1 or len(kernels[0].outputs) != 1 or type(result) is not Out:
             return None
-        if result.scalar or result.shape != kernels[0].kept:
+        if result.scalar or result.shape != kernels[0].output_shape:
             return None
         return result.shape, kernels[0].outputs[0].dtype
 
@@ -234,10 +234,10 @@ class OptionalTask(HolderTask):
         return TaskDescription("kernel of an optional value", self.fused.describe().kernels)
 
     def __call__(self, values: Values) -> Any:
-        return self.found(self.fused(values))
+        return self.extract_value(self.fused(values))
 
     @staticmethod
-    def found(made: Any) -> Any:
+    def extract_value(made: Any) -> Any:
         """Return the value from what `fused` made; other values are returned as they are."""
         if type(made) is not ValueIfThere:
             return made

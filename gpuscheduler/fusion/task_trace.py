@@ -44,7 +44,7 @@ from .legality import (
     operations_per_point,
     pays_as_kernel,
     reads_too_many_places,
-    unreadable,
+    why_unreadable,
 )
 from .reads import Reads
 from .recipe import Candidate, structure_words
@@ -112,7 +112,7 @@ class SymbolicCall:
         plain = not (self.borrowed or self.generated or self.captured.arrays)
         return plain and all(isinstance(a, (AbstractArray, KnownArray)) for a in self.arguments)
 
-    def expects(self, others: Iterable[Any] = ()) -> tuple[Any, ...]:
+    def input_structures(self, others: Iterable[Any] = ()) -> tuple[Any, ...]:
         """Return the structures of all inputs: own ones, `others`, and inputs of the sources."""
         return (*self.own, *others, *[s for source in self.borrowed for s in source.expects])
 
@@ -175,7 +175,8 @@ class TaskTracer:
         self._note_values(call.captured.left)
         found = TraceOutcome(
             program, "", makes, self._count_bytes(program, makes), number,
-            call.expects(call.captured.expected), pairs=self.reads.gives_pairs(call.recipe.task),
+            call.input_structures(call.captured.expected),
+            pairs=self.reads.gives_pairs(call.recipe.task),
             beside=tuple(call.captured.arrays), or_none=is_optional,
         )  # fmt: skip
         if self.offers is not None and not is_optional:
@@ -227,7 +228,7 @@ class TaskTracer:
 
     def _why_unfused(self, program: Program, call: SymbolicCall, is_copy: bool) -> str | None:
         """Return why a program does not become a kernel; None where it does."""
-        if reason := unreadable(program):
+        if reason := why_unreadable(program):
             return reason
         if self.on_gpus and (
             reason := next(filter(None, map(why_not_generated, program.kernels)), None)
@@ -256,7 +257,7 @@ class TaskTracer:
         return sum([held_bytes(*pair) for pair in pairs])
 
     def _offer_selection(self, masked: MaskedPoints, call: SymbolicCall) -> InlineSource | None:
-        expects = call.expects()
+        expects = call.input_structures()
         if self.offers is None or call.captured.arrays or not are_arrays(expects):
             return None
         self._note_values(call.captured.left)

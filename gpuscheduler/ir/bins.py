@@ -35,7 +35,7 @@ class Bins:
     """Edges, ascending, of one of TYPES. Values are compared as numbers of this type.
 
     >>> bins = Bins.from_edges(np.array([0.0, 1.0, 2.0]))
-    >>> bins.even, len(bins)
+    >>> bins.is_even, len(bins)
     (True, 2)
     """
 
@@ -67,7 +67,7 @@ class Bins:
         return self.edges.dtype.type(1 / self.step)
 
     @cached_property
-    def even(self) -> bool:
+    def is_even(self) -> bool:
         """Return whether edges are `numpy.linspace`'s numbers, bit for bit.
 
         Edge k is k times the step plus the first edge; the last edge is the given one.

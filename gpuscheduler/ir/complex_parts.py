@@ -58,7 +58,7 @@ def by_parts(root: Expr, ends: Sequence[Range | None]) -> Expr:
     """
     if not any(n.op in ("exp", "multiply") and n.dtype.kind == "c" for n in nodes((root,))):
         return root
-    return ComplexPartsRewriter(ends).of(root)
+    return ComplexPartsRewriter(ends).rewrite(root)
 
 
 class ComplexPartsRewriter:
@@ -73,7 +73,7 @@ class ComplexPartsRewriter:
         self.parts: dict[int, Parts] = {}
         self.better: set[int] = set()
 
-    def of(self, root: Expr) -> Expr:
+    def rewrite(self, root: Expr) -> Expr:
         every = nodes((root,))
         self.exact = nodes_with_exact_zeros(every)
         for node in every:
@@ -210,7 +210,7 @@ class ComplexPartsRewriter:
             ends = (node.value, node.value) if node.dtype.kind in "iuf" else None
         elif node.dtype.kind == "f" and len(args) == len(every):
             squared = node.op == "multiply" and node.args[0] is node.args[1]
-            ends = _square(args[0]) if squared else RANGES.get(node.op, _unknown_range)(*args)
+            ends = _square_ends(args[0]) if squared else RANGES.get(node.op, _unknown_range)(*args)
         if ends is None:
             return None
         low, high = float(min(ends)), float(max(ends))
@@ -269,7 +269,7 @@ def _absolute_ends(a: Range) -> Iterable[float]:
     return [0.0, *ends] if a[0] <= 0 <= a[1] else ends
 
 
-def _square(a: Range) -> Iterable[float]:
+def _square_ends(a: Range) -> Iterable[float]:
     return [x * x for x in _absolute_ends(a)]
 
 
@@ -279,7 +279,7 @@ RANGES: dict[str, Ends] = {
     "add": _corners(lambda x, y: x + y), "subtract": _corners(lambda x, y: x - y),
     "multiply": _corners(lambda x, y: x * y), "divide": _quotient,
     "minimum": _corners(min), "maximum": _corners(max),
-    "negative": lambda a: [-x for x in a], "absolute": _absolute_ends, "square": _square,
+    "negative": lambda a: [-x for x in a], "absolute": _absolute_ends, "square": _square_ends,
     "reciprocal": lambda a: _quotient((1.0, 1.0), a),
     "hypot": lambda a, b: [0.0, *[math.hypot(x, y) for x in a for y in b]],
     "cast": _rising_bounds(float), "positive": _rising_bounds(float),

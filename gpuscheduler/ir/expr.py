@@ -116,7 +116,7 @@ class Expr:
     def __reduce__(self) -> Any:  # strings have other hashes in other processes
         if self._depth <= DEEP:
             return Expr, (self.op, self.args, self.dtype, self.data)
-        return _restore, (_words((self,)),)
+        return _restore, (_pack_nodes((self,)),)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -167,7 +167,7 @@ class Expr:
 Words = tuple[list[tuple[str, list[int], DType, Any]], list[int]]
 
 
-def _words(roots: Iterable[Expr]) -> Words:
+def _pack_nodes(roots: Iterable[Expr]) -> Words:
     """Trees without anything inside another: nodes, arguments by their numbers, and the roots."""
     roots = list(roots)
     every = nodes(roots)
@@ -321,40 +321,40 @@ class Kernel:
     def __reduce__(self) -> Any:  # what its trees share is there once
         reductions = [(r.op, r.dtypes) for r in self.reductions]
         rest = self.shape, self.axes, self.strides, self.picks
-        return _kernel, (_words(self.roots), reductions, *rest)
+        return _kernel, (_pack_nodes(self.roots), reductions, *rest)
 
     @cached_property
-    def kept(self) -> tuple[int, ...]:
+    def output_shape(self) -> tuple[int, ...]:
         """The shape of each output."""
-        if self.scans:
+        if self.is_scan:
             return self.shape
         return tuple(n for k, n in enumerate(self.shape) if k not in self.axes)
 
     @cached_property
-    def made(self) -> tuple[int, ...]:
+    def output_bytes(self) -> tuple[int, ...]:
         """Bytes of each output; for a mask's selection, as if it selected every point."""
         outputs = self.outputs[1:] if self.picks else self.outputs
-        return tuple(math.prod(self.kept) * o.dtype.itemsize for o in outputs)
+        return tuple(math.prod(self.output_shape) * o.dtype.itemsize for o in outputs)
 
     @property
-    def counts(self) -> bool:
+    def is_histogram(self) -> bool:
         """Whether the kernel makes a histogram."""
         return bool(self.reductions) and self.reductions[0].op == "histogram"
 
     @property
-    def weighs(self) -> bool:
+    def is_weighted_histogram(self) -> bool:
         """Whether the kernel makes a histogram of weights."""
-        return self.counts and self.reductions[0].arg.dtype.kind == "c"
+        return self.is_histogram and self.reductions[0].arg.dtype.kind == "c"
 
     @property
-    def scans(self) -> bool:
+    def is_scan(self) -> bool:
         """Whether the kernel is a scan along an axis."""
         return bool(self.reductions) and self.reductions[0].op in SCANS
 
     @property
     def points(self) -> int:
         """The number of points at which something is computed."""
-        return math.prod(self.shape[1:] if self.counts else self.shape)
+        return math.prod(self.shape[1:] if self.is_histogram else self.shape)
 
     @property
     def roots(self) -> tuple[Expr, ...]:
@@ -378,8 +378,8 @@ class Kernel:
         `regions.bytes_touched` says how many of these are distinct.
         """
         inner = read_by_leaves([r.arg for r in self.reductions], self.shape)
-        outer = read_by_leaves(self.outputs, self.kept)
-        return sum(self.made) + sum([nbytes for _, nbytes in (*inner, *outer)])
+        outer = read_by_leaves(self.outputs, self.output_shape)
+        return sum(self.output_bytes) + sum([nbytes for _, nbytes in (*inner, *outer)])
 
     def operations(self) -> int:
         """The number of arithmetic operations; a function counts as one."""
@@ -390,7 +390,7 @@ class Kernel:
 
         inner = count(r.arg for r in self.reductions) + len(self.reductions)
         outer = count(self.outputs)
-        return self.points * inner + math.prod(self.kept) * outer
+        return self.points * inner + math.prod(self.output_shape) * outer
 
 
 def read_by_leaves(
@@ -449,7 +449,7 @@ def leaves(roots: Iterable[Expr]) -> Iterator[Expr]:
 Shape = tuple[int, ...]
 
 
-def canonical(view: View, shape: Shape) -> View:
+def canonical_view(view: View, shape: Shape) -> View:
     """Equal for equal numberings: an axis of length 1 has stride 0."""
     if 0 in shape:
         return View(0, (0,) * len(shape))
@@ -459,4 +459,4 @@ def canonical(view: View, shape: Shape) -> View:
 
 def is_contiguous(view: View, shape: Shape) -> bool:
     """Whether a view numbers the points of its space in C order, from 0."""
-    return canonical(view, shape) == canonical(View.contiguous(shape), shape)
+    return canonical_view(view, shape) == canonical_view(View.contiguous(shape), shape)

@@ -81,7 +81,7 @@ def _split(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
         return [], kernel
     along = _varying_axes(roots, long)
     groups: dict[frozenset[int], list[Expr]] = {}
-    for node in _choose_affordable(list(_outermost(roots, along, shape)), along, shape):
+    for node in _choose_affordable(list(_outermost_candidates(roots, along, shape)), along, shape):
         groups.setdefault(along[id(node)], []).append(node)
     before: list[Kernel] = []
     new: dict[int, Expr] = {}
@@ -119,7 +119,7 @@ def _varying_axes(roots: list[Expr], long: frozenset[int]) -> dict[int, frozense
     return out
 
 
-def _outermost(
+def _outermost_candidates(
     roots: list[Expr], along: dict[int, frozenset[int]], shape: tuple[int, ...]
 ) -> Iterable[Expr]:
     """The expressions worth a kernel of their own that lie inside no other such one."""

@@ -117,7 +117,7 @@ class _ElementDraws:
     def __init__(self, at: Expr, key: int):
         self.at, self.key = at, key
 
-    def another(self) -> _ElementDraws:
+    def new_draws(self) -> _ElementDraws:
         return _ElementDraws(self.at, key_of("another", self.key))
 
     def __call__(self, op: str, dtype: Any = np.float64) -> Expr:
@@ -126,7 +126,7 @@ class _ElementDraws:
     def uniform(self, dtype: Any = np.float64) -> Expr:
         return self("uniform", dtype)
 
-    def positive(self) -> Expr:
+    def positive_uniform(self) -> Expr:
         """Uniform, but never 0: one in 2**53 that would be is half as much as the next."""
         return _op("maximum", self("uniform"), 2.0**-54)
 
@@ -221,7 +221,7 @@ def _exponential(d: _ElementDraws, scale: Any = 1.0) -> Expr:
 
 
 def _laplace(d: _ElementDraws, loc: Any = 0.0, scale: Any = 1.0) -> Expr:
-    u = d.positive()
+    u = d.positive_uniform()
     near = _op("minimum", u, _op("subtract", 1, u))
     size = _op("negative", _op("log", _op("multiply", 2, near)))
     signed = _op("copysign", size, _op("subtract", u, 0.5))
@@ -229,13 +229,13 @@ def _laplace(d: _ElementDraws, loc: Any = 0.0, scale: Any = 1.0) -> Expr:
 
 
 def _logistic(d: _ElementDraws, loc: Any = 0.0, scale: Any = 1.0) -> Expr:
-    u = d.positive()
+    u = d.positive_uniform()
     odds = _op("log", _op("divide", u, _op("subtract", 1, u)))
     return _shift_and_scale(odds, _number(loc), _scale(scale))
 
 
 def _gumbel(d: _ElementDraws, loc: Any = 0.0, scale: Any = 1.0) -> Expr:
-    e = _op("negative", _op("log1p", _op("negative", d.positive())))
+    e = _op("negative", _op("log1p", _op("negative", d.positive_uniform())))
     return _shift_and_scale(_op("negative", _op("log", e)), _number(loc), _scale(scale))
 
 
@@ -275,7 +275,7 @@ def _standard_t(d: _ElementDraws, df: Any) -> Expr:
     """Bailey 1994: a polar method that needs no rejection."""
     df = _number_above(df, 0.2)  # nearer to 0 it overflows
     e = _op("expm1", _op("multiply", 2 / df, d.exponential()))
-    turn = _op("cos", _op("multiply", 2 * math.pi, d.another().uniform()))
+    turn = _op("cos", _op("multiply", 2 * math.pi, d.new_draws().uniform()))
     return _op("multiply", _op("sqrt", _op("multiply", df, e)), turn)
 
 
@@ -288,7 +288,7 @@ def _wald(d: _ElementDraws, mean: Any, scale: Any) -> Expr:
     w = _op("multiply", mean / (2 * scale), _op("square", d("normal")))
     root = _op("sqrt", _op("multiply", w, _op("add", 2, w)))
     s = _op("add", _op("add", 1, w), root)
-    smaller = _op("less_equal", _op("multiply", d.another().uniform(), _op("add", 1, s)), s,
+    smaller = _op("less_equal", _op("multiply", d.new_draws().uniform(), _op("add", 1, s)), s,
                   dtype=bool)  # fmt: skip
     return Expr("where", (smaller, _op("divide", mean, s), _op("multiply", mean, s)), np.float64)
 
@@ -336,7 +336,7 @@ def _integer_below(d: _ElementDraws, span: int) -> Expr:
     if span <= 2**24:
         return high
     low = _op("multiply", word, span)
-    more = _op("add", low, _high_product(d.another()("bits", np.uint64), span))
+    more = _op("add", low, _high_product(d.new_draws()("bits", np.uint64), span))
     return _op("add", high, Expr("cast", (_op("less", more, low, dtype=bool),), np.uint64))
 
 

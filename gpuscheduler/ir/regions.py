@@ -29,7 +29,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
-def affine(node: Expr, axes: int) -> View | None:
+def as_affine(node: Expr, axes: int) -> View | None:
     """An integer expression as a View, where it is one."""
     if node.op == "index":
         return node.data  # type: ignore[no-any-return]
@@ -37,7 +37,7 @@ def affine(node: Expr, axes: int) -> View | None:
         value = int(node.value)
         return None if is_placeholder(value) else View(value, (0,) * axes)
     if node.op in ("add", "subtract", "multiply") and node.dtype == np.int64:
-        a, b = (affine(x, axes) for x in node.args)
+        a, b = (as_affine(x, axes) for x in node.args)
         if a is None or b is None:
             return None
         if node.op == "multiply":
@@ -56,7 +56,7 @@ def _sides(node: Expr, axes: int) -> tuple[View, View] | None:
     """What a comparison compares, where that is two integers that go evenly."""
     if node.op not in COMPARISONS or any(a.dtype.kind not in "iu" for a in node.args):
         return None
-    a, b = (affine(x, axes) for x in node.args)
+    a, b = (as_affine(x, axes) for x in node.args)
     return None if a is None or b is None else (a, b)
 
 
@@ -254,7 +254,7 @@ def bytes_touched(kernel: Kernel) -> int:
     >>> bytes_touched(Kernel((1000,), (Expr("subtract", tuple(x), "f8"),)))
     16000
     """
-    return sum(kernel.made) + sum(bytes_read(kernel).values())
+    return sum(kernel.output_bytes) + sum(bytes_read(kernel).values())
 
 
 def bytes_read(kernel: Kernel) -> Mapping[int, int]:
@@ -262,7 +262,9 @@ def bytes_read(kernel: Kernel) -> Mapping[int, int]:
     known: Mapping[int, int] | None = kernel.__dict__.get("bytes_read")
     if known is None:
         inner = _read_places([r.arg for r in kernel.reductions], kernel.shape)
-        known = kernel.__dict__["bytes_read"] = inner + _read_places(kernel.outputs, kernel.kept)
+        known = kernel.__dict__["bytes_read"] = inner + _read_places(
+            kernel.outputs, kernel.output_shape
+        )
     return known
 
 

@@ -68,7 +68,7 @@ def split_scan(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
     The outputs of the kernels have the numbers from `count` on. Other kernels, and scans of
     short lines, are returned alone.
     """
-    if not kernel.scans:
+    if not kernel.is_scan:
         return [], kernel
     (axis,) = kernel.axes
     many = parts(kernel.shape, axis)
@@ -99,7 +99,11 @@ def split_scan(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
     step = View.contiguous(small).strides
     first = Expr("equal", (_index_along(small, axis), constant(0, np.int64)), bool)
     moved = [
-        Expr("where", (first, _neutral(op, t), _input(count + j, t, View(-step[axis], step))), t)
+        Expr(
+            "where",
+            (first, _neutral_constant(op, t), _input(count + j, t, View(-step[axis], step))),
+            t,
+        )
         for j, (op, t) in enumerate(zip(ops, types, strict=True))
     ]
     before = Kernel(
@@ -157,7 +161,7 @@ def carried_as(scan: Reduction) -> DType:
     return dtype
 
 
-def _neutral(op: str, dtype: DType) -> Expr:
+def _neutral_constant(op: str, dtype: DType) -> Expr:
     """What changes no value that it comes together with."""
     if op in ("sum", "prod"):
         return constant(int(op == "prod"), dtype)

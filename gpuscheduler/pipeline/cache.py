@@ -79,7 +79,7 @@ class SingleCollection:
         self.collection, self.optimize_graph = collection, optimize_graph
 
     @classmethod
-    def of(cls, collection: Any, optimize_graph: bool) -> Any:
+    def wrap(cls, collection: Any, optimize_graph: bool) -> Any:
         """Wrap a collection with a graph of layers; return the expression of any other."""
         out = cls(collection, optimize_graph)
         made = type(getattr(collection, "dask", None)) is HighLevelGraph
@@ -98,7 +98,7 @@ def read_collections(collections: Any, optimize_graph: bool) -> tuple[Any, list[
     """Return one expression for these collections, and the flat list of keys of each."""
     if len(collections) == 1 and not hasattr(collections[0], "expr"):  # Dask need not make a graph
         (x,) = collections
-        return SingleCollection.of(x, optimize_graph), [list(flatten(x.__dask_keys__()))]
+        return SingleCollection.wrap(x, optimize_graph), [list(flatten(x.__dask_keys__()))]
     expr = collections_to_expr(collections, optimize_graph).optimize()
     return expr, [list(flatten(keys)) for keys in expr.__dask_keys__()]
 
@@ -155,7 +155,7 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> PlanKey | None:
             if isinstance(task, Task) and task.func is finalize and len(task.args) == 1:
                 blocks = key_lists(task.args[0])
                 if blocks is not None:
-                    names[name] = _hashable(blocks)
+                    names[name] = _as_hashable(blocks)
         if names:
             some = {name: layer for name, layer in some.items() if name not in names}
         words += tuple(some), tuple(map(id, some.values()))
@@ -164,8 +164,8 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> PlanKey | None:
     return PlanKey(tuple(words), layers)
 
 
-def _hashable(keys: Any) -> Any:
-    return tuple(map(_hashable, keys)) if isinstance(keys, list) else keys
+def _as_hashable(keys: Any) -> Any:
+    return tuple(map(_as_hashable, keys)) if isinstance(keys, list) else keys
 
 
 class _Kept(NamedTuple):
@@ -219,13 +219,13 @@ class PlanCache:
             left = self._available() + self.nbytes
             self.shed(max(LEAST, int(self._part * left) - nbytes))
 
-    def every(self) -> list[Plan]:
+    def plans(self) -> list[Plan]:
         """The plans, the latest last."""
-        return [kept.entry.plan for kept in self._plans.every()]
+        return [kept.entry.plan for kept in self._plans.values()]
 
     def entries(self) -> list[PlanEntry]:
         """The plans with what runs have learned, the latest last."""
-        return [kept.entry for kept in self._plans.every()]
+        return [kept.entry for kept in self._plans.values()]
 
     def find(self, known: PlanKey, *where: Any) -> PlanEntry | None:
         """The plan of the same computation on the same devices, if it is kept."""
@@ -235,7 +235,7 @@ class PlanCache:
             return None
         gone = any(map(is_not, [w() for w in found.watched], known.layers))
         gone = gone or not all(has_items(known.layers[n], items) for n, items in found.written)
-        if gone or found.entry.graph.changed():
+        if gone or found.entry.graph.has_changed():
             self._plans.drop(key)
             return None
         return found.entry
@@ -264,20 +264,22 @@ class PlanCache:
             return None
         return self._reader.likeness(dsk, wanted, home)
 
-    def like(self, like: Fingerprint, wanted: tuple[Key, ...], *where: Any) -> PlanEntry | None:
+    def find_like(
+        self, like: Fingerprint, wanted: tuple[Key, ...], *where: Any
+    ) -> PlanEntry | None:
         """A plan from the template of a computation with this fingerprint, if it is kept."""
         latest = self._filled.get((like.structure, where))
-        if latest is not None and (entry := latest.renewed(like, wanted)) is not None:
+        if latest is not None and (entry := latest.renew(like, wanted)) is not None:
             return entry
         key = (like.words, where)
         found = None if like.words is None else self._templates.get(key)
         if found is None:
             return None
-        if not found.holds():
+        if not found.is_valid():
             self._templates.drop(key)
             return None
         try:
-            entry = found.filled(like, wanted) if found.fits(like) else None
+            entry = found.fill(like, wanted) if found.fits(like) else None
         except RecursionError:  # functions in functions in functions
             return None
         if entry is not None:
@@ -390,7 +392,7 @@ class _LatestBySize(Generic[T]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def every(self) -> list[T]:
+    def values(self) -> list[T]:
         with self._lock:
             return [value for _, value, _ in self._found.values()]
 

@@ -130,11 +130,11 @@ class ArraySizes:
     blocks: int  # of those of known shape
 
     @classmethod
-    def of(cls, dsk: Any) -> ArraySizes:
+    def from_graph(cls, dsk: Any) -> ArraySizes:
         """Add up what layers say.
 
         >>> import dask.array as da
-        >>> ArraySizes.of((da.ones(100, chunks=50) + 1).dask)
+        >>> ArraySizes.from_graph((da.ones(100, chunks=50) + 1).dask)
         ArraySizes(arrays=2, nbytes=1600, blocks=4)
         """
         arrays = nbytes = blocks = 0
@@ -179,13 +179,13 @@ def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
     host_seconds = host.seconds(threads)
     gpu_seconds = gpu.seconds(len(machine.devices), machine.bandwidth, STEP_SECONDS)
     called: dict[int, Any] = {i: s.task for i, s in enumerate(plan.steps) if host_only(s.task)}
-    on_host = sum([t.touched for t in called.values()])
+    on_host = sum([t.touched_bytes for t in called.values()])
     choice = Choice(
         GPU, "", gpu_seconds, host_seconds, gpu.touched, on_host, gpu.up + gpu.up_gaps, gpu.down
     )
     if mode in ("gpu", "gpu-only"):
         choice.reason = "as asked"
-        large = {i: t for i, t in called.items() if t.touched >= MOST_CALLED}
+        large = {i: t for i, t in called.items() if t.touched_bytes >= MOST_CALLED}
         if mode == "gpu-only" and large:
             said = "; ".join(called_reasons(graph, large.values()))
             raise PlanError(
@@ -194,14 +194,16 @@ def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
             )
         return choice
     choice.learns = True
-    choice.side, choice.reason = _side(graph, plan, choice, list(called.values()), gpu.touched)
+    choice.side, choice.reason = _choose_side(
+        graph, plan, choice, list(called.values()), gpu.touched
+    )
     return choice
 
 
-def _side(
+def _choose_side(
     graph: Graph, plan: Plan, choice: Choice, called: list[HostTask], touched: int
 ) -> tuple[str, str]:
-    if graph.keep and choice.on_host < MOST_CALLED and _fits(plan):
+    if graph.keep and choice.on_host < MOST_CALLED and _fits_gpus(plan):
         choice.learns = False
         return GPU, "they keep what is persisted"
     if not touched:
@@ -209,7 +211,7 @@ def _side(
         return HOST, "nothing of it is a kernel"
     if choice.on_host >= MOST_CALLED:
         choice.learns = False
-        first = called_reasons(graph, sorted(called, key=lambda t: -t.touched))[0]
+        first = called_reasons(graph, sorted(called, key=lambda t: -t.touched_bytes))[0]
         return HOST, f"functions are called on {format_bytes(choice.on_host)}: {first}"
     if any(chunk_of(s) is not None for s in plan.steps):
         choice.learns = False
@@ -221,7 +223,7 @@ def _side(
     return HOST, "the way to a GPU and back takes as long"
 
 
-def _fits(plan: Plan) -> bool:
+def _fits_gpus(plan: Plan) -> bool:
     """Whether GPUs have room for what a computation leaves on them."""
     return sum([plan.steps[i].nbytes for i in plan.outputs]) <= PART_KEPT * sum(plan.machine.memory)
 
@@ -230,7 +232,7 @@ def called_reasons(graph: Graph, called: Any) -> list[str]:
     """Why tasks are called on the host, each reason once, with the layers that it is for."""
     together: dict[str, dict[str, int]] = {}
     for task in called:
-        reason = graph.why.get(task.key, "it is no kernel")
+        reason = graph.reasons.get(task.key, "it is no kernel")
         names = together.setdefault(reason, {})
         name = key_split(task.key)
         names[name] = names.get(name, 0) + 1
@@ -252,14 +254,14 @@ def _work(plan: Plan) -> tuple[HostWork, GpuWork]:
             facts["fetched"] += step.nbytes
         elif step.sent:
             facts["blocks"] += 1
-            facts[_way(step)] += step.nbytes
+            facts[_transfer_kind(step)] += step.nbytes
         facts["read"] += step.nbytes * (step.aside and not step.sent)
         for task in kernels_of(step.task):
             program = task.program
             if id(program) not in seconds:
                 seconds[id(program)] = program_seconds(program)
             facts["kernels"] += seconds[id(program)]
-            facts["touched"] += task.touched
+            facts["touched"] += task.touched_bytes
             facts["tasks"] += 1
         if isinstance(step.task, (LibraryTask, MatmulSumTask)):
             mine, theirs = library_work(step.task, plan.machine)
@@ -288,7 +290,7 @@ def library_work(task: LibraryTask | MatmulSumTask, machine: Machine) -> tuple[f
     return task.operations / rate, task.operations / machine.flops
 
 
-def _way(step: Step) -> str:
+def _transfer_kind(step: Step) -> str:
     """How the array of a step goes to its device: a file, or a host array with gaps or without."""
     task: Any = step.task
     if type(task) is DataNode:

@@ -58,7 +58,7 @@ class Compilation:
         """Whether GPUs run the plan."""
         return self.kind == "cuda"
 
-    def planned(self) -> Plan:
+    def get_plan(self) -> Plan:
         """Return the plan, behind the pass that makes it."""
         assert self.plan is not None
         return self.plan
@@ -68,7 +68,7 @@ def fuse(c: Compilation) -> None:
     """Make tasks kernels, and inline producers."""
     fusion = _fusion_pass(c)
     if fusion is not None:
-        c.graph, c.fusion = fusion.fused(), fusion
+        c.graph, c.fusion = fusion.fuse(), fusion
 
 
 def keep_arrays_on_gpus(c: Compilation) -> None:
@@ -128,11 +128,11 @@ def check_memory(c: Compilation) -> None:
 def reorder(c: Compilation) -> None:
     """Run first what others wait for."""
     if c.merge and c.on_gpus:
-        c.graph, c.plan = reorder_steps(c.graph, c.planned(), c.home)
+        c.graph, c.plan = reorder_steps(c.graph, c.get_plan(), c.home)
 
 
 def _put_together(c: Compilation, change: Callable[[Graph, Plan], bool]) -> None:
-    if c.merge and c.on_gpus and change(c.graph, c.planned()):
+    if c.merge and c.on_gpus and change(c.graph, c.get_plan()):
         c.plan, c.unsure = make_plan(c.graph, c.machine, c.home), False
 
 
@@ -216,7 +216,7 @@ def _run_passes(
 ) -> tuple[Graph, Plan]:
     for one in passes:
         run_pass(c, one)
-    return c.graph, c.planned().with_facts(
+    return c.graph, c.get_plan().with_facts(
         reasons={k: n.why for k, n in c.graph.nodes.items() if n.why is not None},
         passes=tuple(c.reports),
     )
@@ -241,7 +241,9 @@ def write_in_place(plan: Plan, gathering: ResultAssembly, hardware: Hardware) ->
     """
     rooms = hardware.rooms(plan, gathering)
     out = (
-        None if rooms is None else plan.written(rooms.parts, rooms.tasks, rooms.place, rooms.nbytes)
+        None
+        if rooms is None
+        else plan.with_result_array(rooms.parts, rooms.tasks, rooms.place, rooms.nbytes)
     )
     if out is None:
         return plan

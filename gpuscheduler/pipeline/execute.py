@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from ..errors import OutOfMemory
-from ..frontend.chunk import Chunk, moves
+from ..frontend.chunk import Chunk, count_moves
 from ..frontend.graph import Graph, layer_of
 from ..gc_control import without_garbage_collection
 from ..options import Options
@@ -110,7 +110,7 @@ class PlanExecutor:
                         plan, assembly = self._write_in_place(run.graph, plan)
                     return self._run_plan(run, plan, assembly, turn)
             except Exception as error:
-                lost = self.hardware.lost(error)
+                lost = self.hardware.recognize_loss(error)
                 if lost is None:
                     raise
                 _logger.error("%s", lost)
@@ -131,14 +131,18 @@ class PlanExecutor:
         """
         known = run.entry
         if known.ours is None:
-            known.ours = self.persisted.select_kept(run.plan.own)
+            known.ours = self.persisted.select_kept(run.plan.own_chunks)
         with self.persisted.lend(known.ours) as chunks:
-            own = known.own_bytes() if len(chunks) == len(run.plan.own) else None
+            own = known.own_bytes() if len(chunks) == len(run.plan.own_chunks) else None
             others = self.persisted.bytes_of_others(chunks, own)
             for place, nbytes in self.others_chunks().items():
                 others[place] = others.get(place, 0) + nbytes
             values = self._follow_tape(run, chunks, others)
-            if values is not None or not others or not self._fits(known, chunks, others):
+            if (
+                values is not None
+                or not others
+                or not self._fits_beside_chunks(known, chunks, others)
+            ):
                 return values
             beside = known.plan_with_chunks(chunks, others)
             plan, assembly = self._write_in_place(run.graph, beside)
@@ -163,7 +167,7 @@ class PlanExecutor:
         if not tape:
             return None
         others = {p: n for p, n in others.items() if p >= 0}
-        plan = run.entry.plan_with_own_chunks() if run.plan.own else run.plan
+        plan = run.entry.plan_with_own_chunks() if run.plan.own_chunks else run.plan
         memory = plan.machine.memory
 
         def free(place: int) -> int:
@@ -274,16 +278,16 @@ class PlanExecutor:
         None also where another run may move chunks that this one reads.
         """
         plan, windows = entry.plan, (self.options.window, self.options.deep_window)
-        if not plan.tried or windows != (WINDOW, DEEP_WINDOW) or not self.hardware.follows(plan):
+        if not plan.tried or windows != (WINDOW, DEEP_WINDOW) or not self.hardware.can_replay(plan):
             return None
         base = entry.base
         if base.tape is None:
             with without_garbage_collection():
                 base.tape = rehearse(plan) or False
         tape: LaunchTape | None = base.tape or None
-        if tape is None or len(chunks) < len(plan.own):
+        if tape is None or len(chunks) < len(plan.own_chunks):
             return None
-        latest = moves()
+        latest = count_moves()
         if entry.calm != latest:
             if any([p for p in c.places if p >= 0] != [c.place] for c in chunks):
                 return None
@@ -295,7 +299,9 @@ class PlanExecutor:
 
     # ---- memory
 
-    def _fits(self, entry: PlanEntry, chunks: list[Chunk], others: Mapping[int, int]) -> bool:
+    def _fits_beside_chunks(
+        self, entry: PlanEntry, chunks: list[Chunk], others: Mapping[int, int]
+    ) -> bool:
         """Whether all that a run makes surely fits beside persisted chunks that it does not read.
 
         True only for a run that could be done over, should these have to move after all.
@@ -305,7 +311,7 @@ class PlanExecutor:
             return False
         machine = plan.machine
         if most is None:
-            most = {m: n + plan.working for m, n in plan.everything().items()}
+            most = {m: n + plan.working_memory for m, n in plan.bytes_by_memory().items()}
             if plan.writes or any(s.aside for s in plan.steps):
                 most = dict.fromkeys(most, ENDLESS)
             entry.most = most
@@ -347,7 +353,7 @@ class PlanExecutor:
         True as far as the sizes of the steps are known.
         """
         plan, _ = self._write_in_place(graph, known)
-        made, whole = plan.everything(known.chunks), plan.whole
+        made, whole = plan.bytes_by_memory(known.chunks), plan.whole
         most = {m: n + whole.get(m, 0) + known.task_memory for m, n in made.items()}
         machine = self.hardware.machine
         limit = {m: machine.limit(m) for m in machine.memories}

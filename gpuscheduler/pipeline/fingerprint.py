@@ -160,11 +160,11 @@ class FingerprintReader:
         if not isinstance(dsk, (HLGExprSequence, HLGExpr)):
             return None
         try:
-            return self._likeness(dsk, wanted, home)
+            return self._compute_fingerprint(dsk, wanted, home)
         except Exception:  # it may also be of a class that does not let itself be looked at
             return None
 
-    def _likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint:
+    def _compute_fingerprint(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint:
         layers: dict[str, Layer] = {}
         every: list[tuple[Any, list[Key]]] = []
         for op in dsk.operands if isinstance(dsk, HLGExprSequence) else [dsk]:
@@ -230,7 +230,7 @@ class FingerprintReader:
             or not has_items(layer, items)
         ):
             try:
-                said = _LayerWords().of(layer)
+                said = _LayerWords().fingerprint(layer)
             except Exception:  # as above
                 said = None
             gone = ref(layer, lambda _: every.pop(known, None))
@@ -289,7 +289,7 @@ class _LayerWords:
         self.watched: set[int] = set()  # ids of these, and of arrays
         self.left = MOST_WORDS
 
-    def of(self, layer: Layer) -> _LayerFingerprint:
+    def fingerprint(self, layer: Layer) -> _LayerFingerprint:
         facts = (
             self._fingerprint_facts(layer.annotations),
             self._fingerprint_facts(layer.collection_annotations),
@@ -437,7 +437,7 @@ class _LayerWords:
         words, fresh = self._fingerprint_function(function)
         if function is apply and args:
             function, args = args[0], args[1:]
-        watched = _WATCHED if _is_trusted(function) and all(map(_harmless, args)) else _ANYBODYS
+        watched = _WATCHED if _is_trusted(function) and all(map(_is_harmless, args)) else _ANYBODYS
         self.lists = _FRESH if fresh else watched
         return words
 
@@ -540,7 +540,7 @@ class _LayerWords:
 def _is_trusted(f: Any) -> bool:
     """Whether a function changes no list or dictionary that it gets, and keeps none."""
     if type(f) is partial or type(f).__name__ == "curry":
-        return _is_trusted(f.func) and all(map(_harmless, (*f.args, *f.keywords.values())))
+        return _is_trusted(f.func) and all(map(_is_harmless, (*f.args, *f.keywords.values())))
     if type(f).__name__ == "Compose":
         return _is_trusted(f.first) and all(map(_is_trusted, f.funcs))
     if isinstance(f, np.ufunc) or type(f) is Dispatch or f is getitem:
@@ -548,18 +548,18 @@ def _is_trusted(f: Any) -> bool:
     if type(f) is FunctionType and not has_name(f):  # made around others
         around = [v for c in f.__closure__ or () for v in made_of(c)]
         space = f.__globals__.get("__name__")
-        return _root(space) in TRUSTED and all(map(_harmless, around))
+        return _root(space) in TRUSTED and all(map(_is_harmless, around))
     return has_name(f) and _root(f.__module__) in TRUSTED and f is not apply
 
 
-def _harmless(v: Any) -> bool:
+def _is_harmless(v: Any) -> bool:
     """Whether nothing in an argument is a function that could change lists."""
     if type(v) in (list, tuple) or isinstance(v, NestedContainer):
-        return all(map(_harmless, v.args if isinstance(v, NestedContainer) else v))
+        return all(map(_is_harmless, v.args if isinstance(v, NestedContainer) else v))
     if type(v) is dict:
-        return all(map(_harmless, v.values()))
+        return all(map(_is_harmless, v.values()))
     if type(v) is Task:
-        return _is_trusted(v.func) and all(map(_harmless, (*v.args, *v.kwargs.values())))
+        return _is_trusted(v.func) and all(map(_is_harmless, (*v.args, *v.kwargs.values())))
     return not callable(v) or isinstance(v, (GraphNode, TaskRef, type)) or _is_trusted(v)
 
 
@@ -609,7 +609,7 @@ def _facts(data: Sequence[Any], home: Home) -> tuple[Any, ...]:
         if moves:
             if place is None:  # another scheduler's
                 raise _NotComparable
-            shown = value.held()
+            shown = value.value_on_device()
         resident = moves and value.resident
         facts = moves, resident, value.nbytes if moves else sizeof(value), _layout(shown)
         out.append((first.setdefault(id(value), n), place, facts))

@@ -119,12 +119,12 @@ class Libraries:
                 found, kept = self._layers(layers.layers.values())
                 keeps = keeps or kept
             elif isinstance(graph, Mapping):
-                found = look.at(graph.values())
+                found = look.find_library(graph.values())
             else:
                 # expressions among these are walked, too: looked at from here, a graph of layers
                 # would be a mapping, and write down the tasks of all blocks
                 operands = getattr(graph, "operands", ())
-                found = look.at([x for x in operands if not isinstance(x, Expr)])
+                found = look.find_library([x for x in operands if not isinstance(x, Expr)])
             if found is not None:
                 return Named(found)
         return Named(None, keeps or look.keeps)
@@ -153,7 +153,7 @@ class Libraries:
             if _are_unchanged(watched) and has_items(layer, items):
                 return found
         look = _Look()
-        found = Named(look.at(_layer_contents(layer)), look.keeps)
+        found = Named(look.find_library(_layer_contents(layer)), look.keeps)
         if look.sure:
             gone = partial(_forget, ref(self), key)
             self._known[key] = ref(layer, gone), found, look.watched, items_of(layer)
@@ -211,7 +211,7 @@ class _Look:
         self.keeps = False  # whether there were arrays of NumPy's that GPUs keep
         self.todo: list[Any] = []
 
-    def at(self, values: Iterable[Any]) -> str | None:
+    def find_library(self, values: Iterable[Any]) -> str | None:
         """The GPU library that is named first in these."""
         self.todo += values
         todo, seen = self.todo, self.seen
@@ -235,7 +235,7 @@ class _Look:
         if not kinds <= _ATOMS:
             self.todo += values
 
-    def _changeable(self, values: Any) -> None:
+    def _look_at_changeable(self, values: Any) -> None:
         self.sure = False  # anybody may put something else into it
         self._items(values)
 
@@ -244,7 +244,7 @@ class _Look:
 
     def _array(self, array: Any) -> None:
         if array.dtype.hasobject:
-            self._changeable(array.ravel().tolist())
+            self._look_at_changeable(array.ravel().tolist())
 
     def _task(self, task: Any) -> str | None:
         if is_sender(task.func):
@@ -264,7 +264,7 @@ class _Look:
         self.keeps = self.keeps or chunk.resident
         return None if chunk.resident else "a persisted array"
 
-    def _partial(self, it: Any) -> None:
+    def _look_at_partial(self, it: Any) -> None:
         self.todo += (it.func, *it.args, *it.keywords.values())
 
     def _method(self, it: MethodType) -> None:
@@ -345,7 +345,7 @@ class _Look:
             self._mapping(value)
             return None
         if isinstance(value, (tuple, list, set, frozenset)):
-            self._changeable(value)
+            self._look_at_changeable(value)
             return None
         root = str(home).partition(".")[0]
         if root == "zarr":
@@ -368,14 +368,14 @@ def _zarr_library() -> str | None:
 _READ: dict[type, Callable[[_Look, Any], str | None]] = {  # some say nothing
     tuple: _Look._items,
     frozenset: _Look._items,
-    list: _Look._changeable,
-    set: _Look._changeable,
+    list: _Look._look_at_changeable,
+    set: _Look._look_at_changeable,
     dict: _Look._mapping,
     np.ndarray: _Look._array,
     Task: _Look._task,
     DataNode: _Look._data,
     Chunk: _Look._chunk,
-    partial: _Look._partial,
+    partial: _Look._look_at_partial,
     MethodType: _Look._method,
     ModuleType: _Look._module,
     BuiltinFunctionType: _Look._builtin,

@@ -77,7 +77,7 @@ class NumpyArrays:
                 return "callbacks see each of its tasks"
         if named.keeps:
             return None
-        sizes = ArraySizes.of(dsk)
+        sizes = ArraySizes.from_graph(dsk)
         if not sizes.arrays:
             return "it has no arrays that Dask knows of"
         return sizes.small_reason() if self.options.numpy == "auto" else None
@@ -110,7 +110,7 @@ class NumpyArrays:
                     values = self.executor.execute(run)
                     record.footprint = run.took
         except OutOfMemory as error:
-            stores = run is not None and (run.graph.stores or run.graph.written)
+            stores = run is not None and (run.graph.store_keys or run.graph.written_keys)
             if stores or self.options.numpy == "gpu-only":
                 raise
             why = f"GPUs have no memory for it: {error}"
@@ -193,17 +193,17 @@ def compare_values(keys: Any, mine: list[Any], theirs: list[Any]) -> None:
     Traceback (most recent call last):
     gpuscheduler.errors.SidesDiffer: 'x' has other numbers on GPUs than on the host: ...
     """
-    for key, a, b in zip(_flat(keys), mine, theirs, strict=True):
+    for key, a, b in zip(_flatten_keys(keys), mine, theirs, strict=True):
         for one, other in zip(leaves(a), leaves(b), strict=True):
             why = _difference(one, other)
             if why:
                 raise SidesDiffer(f"{key!r} has other {why}")
 
 
-def _flat(keys: Any) -> Iterator[Any]:
+def _flatten_keys(keys: Any) -> Iterator[Any]:
     if isinstance(keys, list):
         for k in keys:
-            yield from _flat(k)
+            yield from _flatten_keys(k)
     else:
         yield keys
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..frontend.chunk import Chunk, bytes_in, moves
+from ..frontend.chunk import Chunk, bytes_in, count_moves
 from ..frontend.graph import Graph
 from ..plan.plan import Plan
 
@@ -82,16 +82,16 @@ class PlanEntry:
 
     def plan_with_own_chunks(self) -> Plan:
         """Return the plan for a run that may move its own chunks, and no others."""
-        latest, known = moves(), self._own
+        latest, known = count_moves(), self._own
         if known is None or known[0] != latest:
-            self._own = known = latest, self.plan_with_chunks(self.plan.own, {})
+            self._own = known = latest, self.plan_with_chunks(self.plan.own_chunks, {})
         return known[1]
 
     def own_bytes(self) -> dict[int, int]:
         """Return the bytes of its own chunks in each place, with replicas."""
-        latest, (when, known) = moves(), self._own_bytes
+        latest, (when, known) = count_moves(), self._own_bytes
         if when != latest:
-            known = bytes_in(self.plan.own)
+            known = bytes_in(self.plan.own_chunks)
             self._own_bytes = latest, known
         return known
 

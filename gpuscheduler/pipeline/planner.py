@@ -103,7 +103,7 @@ class Planner:
             with without_garbage_collection():
                 like = self.cache.likeness(dsk, wanted, self._home_finder(lease, resident))
                 if like is not None:
-                    entry = self.cache.like(like, wanted, *where)
+                    entry = self.cache.find_like(like, wanted, *where)
             if entry is None:
                 entry, how = plan_new(dsk, keys, lease), "new"
                 if like is not None:
@@ -219,7 +219,7 @@ class Planner:
 
     def front_device(self, lease: Lease) -> int | None:
         """The device of the lease where the calling thread expects small results, if any."""
-        front = self.hardware.front()
+        front = self.hardware.callers_device()
         return front if front is not None and front < len(lease.machine.devices) else None
 
 

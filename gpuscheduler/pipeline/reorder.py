@@ -36,7 +36,7 @@ def reorder_steps(
 ) -> tuple[Graph, Plan]:
     """The graph and its plan, in another order if that is done sooner."""
     steps, machine = plan.steps, plan.machine
-    if machine.shared or len(machine.devices) == 1 or not any(plan.crossing):
+    if machine.shared or len(machine.devices) == 1 or not any(plan.crossings):
         return graph, plan
     if len(steps) > MOST or any(s.aside for s in steps):
         return graph, plan  # what reads files is ordered by what fits

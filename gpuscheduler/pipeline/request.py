@@ -70,7 +70,7 @@ class ComputeRequest:
         Values are pickled on their way to the processes and back.
         """
         pool: CallersPool = self.pool
-        with pool.watched():
+        with pool.watch():
             return dask.multiprocessing.get(
                 build_expression(self.dsk), self.keys, pool=pool, cache=self.cache,
                 callbacks=self.callbacks, rerun_exceptions_locally=self.rerun_exceptions_locally,

@@ -26,7 +26,7 @@ class SchedulerSummary:
     is_closed: bool
 
     @cached_property
-    def persisted(self) -> Mapping[int, int]:
+    def persisted_bytes(self) -> Mapping[int, int]:
         """Bytes of all persisted chunks by place."""
         out = {**self.mine}
         for place, nbytes in self.hosts.items():  # the threads' memory is the host's
@@ -41,12 +41,12 @@ class SchedulerSummary:
         return f"{n} host thread{'s'[: n > 1]}" if n else ""
 
     @property
-    def away(self) -> list[tuple[str, str]]:
+    def bytes_elsewhere(self) -> list[tuple[str, str]]:
         """Where persisted chunks are beside the devices, and their bytes."""
         return [
-            (where, format_bytes(self.persisted[place]))
+            (where, format_bytes(self.persisted_bytes[place]))
             for place, where in AWAY.items()
-            if place in self.persisted
+            if place in self.persisted_bytes
         ]
 
     def line(self) -> str:
@@ -57,9 +57,9 @@ class SchedulerSummary:
         facts = [f"{n} {hardware.kind} device{'s'[: n > 1]}", f"memory limit {limits} each"]
         if self.threads:
             facts.append(self.threads)
-        if self.persisted:
-            away = ", ".join(f"{nbytes} {where}" for where, nbytes in self.away)
-            held = format_bytes(sum(self.persisted.values()))
+        if self.persisted_bytes:
+            away = ", ".join(f"{nbytes} {where}" for where, nbytes in self.bytes_elsewhere)
+            held = format_bytes(sum(self.persisted_bytes.values()))
             facts.append(f"persisted {held}" + (f" ({away})" if away else ""))
         if hardware.trouble:
             facts.append(hardware.trouble)
@@ -69,12 +69,12 @@ class SchedulerSummary:
 
     def html(self) -> str:
         """A table with one row for each device."""
-        machine, names, held = self.hardware.machine, self.hardware.names, self.persisted
+        machine, names, held = self.hardware.machine, self.hardware.names, self.persisted_bytes
         rows = [
             (str(d), names[d], format_bytes(machine.memory[d]), format_bytes(held.get(d, 0)))
             for d in machine.devices
         ]
-        rows += [("", where, "", nbytes) for where, nbytes in self.away]
+        rows += [("", where, "", nbytes) for where, nbytes in self.bytes_elsewhere]
         if self.threads:
             rows.append(("", self.threads, format_bytes(machine.host_memory), ""))
         table = "".join(f"<tr>{''.join(f'<td>{v}</td>' for v in row)}</tr>" for row in rows)

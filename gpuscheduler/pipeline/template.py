@@ -79,15 +79,15 @@ class PlanTemplate:
     def __repr__(self) -> str:
         return f"<Template of {self.entry.plan!r}>"
 
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether functions and globals that the plan depends on are unchanged."""
-        return all_unchanged(self.around) and not self.entry.graph.changed()
+        return all_unchanged(self.around) and not self.entry.graph.has_changed()
 
     def fits(self, like: Fingerprint) -> bool:
         """Whether the arrays of a like computation have the values that the plan depends on."""
         return all(content(like.data[n]) == before for n, before in self.values.items())
 
-    def filled(self, like: Fingerprint, wanted: tuple[Key, ...]) -> PlanEntry:
+    def fill(self, like: Fingerprint, wanted: tuple[Key, ...]) -> PlanEntry:
         """The plan of a computation that is like the template's."""
         names = dict(zip(self.names, like.names, strict=True))
         data, steps = like.data, []
@@ -174,7 +174,7 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
         }
         if any(id(v) not in number for v in (*own, *constants.values())):
             return None
-        if _holds(task, number, seen):
+        if _has_data(task, number, seen):
             return None
         if own:
             every_own[i] = [number[id(v)] for v in own]
@@ -185,7 +185,7 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
             step = replace(step, task=task, constants=rest)
         steps.append(step)
     # what functions read in a module stays, whatever data it is in this round
-    if any(type(g[0]) is not ClosureCells and _holds(g[2], number, seen) for g in graph.globals):
+    if any(type(g[0]) is not ClosureCells and _has_data(g[2], number, seen) for g in graph.globals):
         return None
     less: dict[str, Any] = dict.fromkeys(("nodes", "inner_sizes", "inner_blocks"), {})
 
@@ -227,7 +227,7 @@ class FilledTemplate:
         self._names, self._data, self._wanted = like.names, like.data, wanted
         self._layouts = like.layouts()
 
-    def renewed(self, like: Fingerprint, wanted: tuple[Key, ...]) -> PlanEntry | None:
+    def renew(self, like: Fingerprint, wanted: tuple[Key, ...]) -> PlanEntry | None:
         """The plan for a computation with the same structure; None where it has other data.
 
         Only results that are one key each may have another name, as each `compute()` gives them.
@@ -242,7 +242,7 @@ class FilledTemplate:
         template = self._template
         if like.layouts() != self._layouts:
             return None
-        if not (template.holds() and template.fits(like)):
+        if not (template.is_valid() and template.fits(like)):
             return None
         self._entry = out = self._entry.for_graph(template.graph_of(like, wanted))
         self._wanted, self._names = wanted, like.names
@@ -274,7 +274,7 @@ def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
     return _fill_task(task, data, known)
 
 
-def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
+def _has_data(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
     """Whether a task has data in any of its parts that were not `seen` before."""
     stack = [task]
     while stack:

@@ -85,12 +85,12 @@ class Batch(OwnTask):
         return tuple(self.members)
 
     @property
-    def alike(self) -> Any:
-        return self.members[0].alike
+    def work_identity(self) -> Any:
+        return self.members[0].work_identity
 
     @property
-    def touched(self) -> int:
-        return sum([f.touched for f in self.members])
+    def touched_bytes(self) -> int:
+        return sum([f.touched_bytes for f in self.members])
 
     def launch(self, launcher: Launcher, values: Values) -> Any:
         return launcher.run_batch(self, values)
@@ -99,7 +99,7 @@ class Batch(OwnTask):
         kernels = [k for task in self.members for k in task.describe().kernels]
         return TaskDescription(f"batch of {len(self.members)} kernel tasks", tuple(kernels))
 
-    def known(self) -> bool:
+    def knows_inputs(self) -> bool:
         """Whether what was prepared still holds."""
         if self.chunks:
             moved = sum([c.moved for c in self.chunks])
@@ -190,12 +190,12 @@ def _chunk_bytes(task: Any) -> int:
 
 def _is_small(task: KernelTask) -> bool:
     kernels = task.program.kernels
-    return all(n <= SMALL for k in kernels for n in k.made)
+    return all(n <= SMALL for k in kernels for n in k.output_bytes)
 
 
 def _is_modest(task: KernelTask) -> bool:
     """Whether the task's result is small, by itself or beside its inputs."""
-    made = sum([n for k in task.program.kernels for n in k.made])
+    made = sum([n for k in task.program.kernels for n in k.output_bytes])
     return made <= max(
         MODEST, sum([e.nbytes for _, own in task.inputs() for e in own if e is not None]) // 16
     )

@@ -15,7 +15,7 @@ from dask.core import flatten
 from ..errors import OutOfMemory, PlanError
 from ..frontend.files import array_written
 from ..frontend.graph import GatherTask, Graph, pinned_device
-from ..frontend.task import OwnTask, alike_of, bytes_touched_by
+from ..frontend.task import OwnTask, bytes_touched_by, work_identity_of
 from ..frontend.task_node import TaskNode, used_facts
 from ..frontend.tiles import boxes_alike
 from ..values import sizeof
@@ -54,7 +54,7 @@ def make_plan(
     nodes = list(graph.nodes.values())
     used = used_facts(nodes)
 
-    def every(fact: str) -> Iterable[Any]:
+    def facts(fact: str) -> Iterable[Any]:
         """The fact of every node; nothing is looked up where none has it."""
         return map(attrgetter(fact), nodes) if fact in used else repeat(getattr(TaskNode, fact))
 
@@ -70,8 +70,8 @@ def make_plan(
             key, node, reads, source, place, size, sure, kind, is_given, constants, picks,
             is_aside, is_again, is_sent,
         ) in zip(
-            keys, nodes, inputs, sources, places, nbytes, known, kinds, given, every("constants"),
-            every("picks"), every("aside"), every("again"), every("sent"),
+            keys, nodes, inputs, sources, places, nbytes, known, kinds, given, facts("constants"),
+            facts("picks"), facts("aside"), facts("again"), facts("sent"),
             strict=False,  # what repeats has no end
         )
     ]  # fmt: skip
@@ -109,8 +109,8 @@ def make_plan(
         steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index,
         likely=likely, bound=bound,
     )  # fmt: skip
-    return plan.knowing(
-        readers=step_readers(inputs), crossing=crossing_steps(inputs, places, aside)
+    return plan.with_cached(
+        readers=step_readers(inputs), crossings=crossing_steps(inputs, places, aside)
     )
 
 
@@ -172,7 +172,7 @@ def _kinds(graph: Graph) -> list[int]:
     out = []
     for key, node in graph.nodes.items():
         array = type(key) is tuple and key
-        kind = key[0] if array else id(alike_of(node.task))
+        kind = key[0] if array else id(work_identity_of(node.task))
         out.append(numbers.setdefault(kind, len(numbers)))
     return out
 

@@ -73,8 +73,8 @@ def kernel_seconds(kernel: Kernel) -> float:
         if reduction.op == "moment":
             each += MOMENT
         else:
-            each += SCANNED if kernel.scans else SIMPLE
-    kept = math.prod(kernel.kept) * sum([operation_seconds(n.op) for n in outer])
+            each += SCANNED if kernel.is_scan else SIMPLE
+    kept = math.prod(kernel.output_shape) * sum([operation_seconds(n.op) for n in outer])
     return max(bytes_touched(kernel) / THREAD, kernel.points * each + kept)
 
 

@@ -27,7 +27,7 @@ from ..frontend.graph import Graph
 from ..frontend.task import Launcher, OwnTask, TaskDescription, describe
 from ..fusion.source import MatrixInput
 from ..fusion.task import KernelTask
-from ..ir.expr import Expr, Kernel, Out, Program, View, canonical, is_zero, nodes, substitute
+from ..ir.expr import Expr, Kernel, Out, Program, View, canonical_view, is_zero, nodes, substitute
 from ..ir.rewrite import renumber_arrays
 from ..values import map_leaves
 from .plan import Plan
@@ -78,9 +78,9 @@ class MatmulSumTask(OwnTask):
         self.pairs, self.originals = tuple(pairs), tuple(originals)  # the tasks that it replaces
 
     def __call__(self, values: Values) -> Any:
-        return self.made(values)
+        return self.multiply(values)
 
-    def made(self, values: Values, handle: int | None = None) -> Any:
+    def multiply(self, values: Values, handle: int | None = None) -> Any:
         """The value, by a handle of cuBLAS's for the current device; else the thread's own."""
         pairs = [tuple([_matrix(values[m.name], m, self.dtype) for m in p]) for p in self.pairs]
         before = None if self.before is None else values[self.before]
@@ -512,7 +512,7 @@ def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:
     shape, (root, *more) = kernels[0].shape, kernels[0].outputs
     if more or root.op != "input" or kernels[0].strides is not None:
         return False
-    return canonical(root.data[1], shape) == canonical(View.contiguous(shape), shape)
+    return canonical_view(root.data[1], shape) == canonical_view(View.contiguous(shape), shape)
 
 
 def _drop_inputs(task: KernelTask, program: Program, gone: Mapping[Key, Key]) -> KernelTask:

@@ -22,10 +22,10 @@ Key = Any
 ROUNDS = 3
 
 
-def contiguous(rank: int, count: int, devices: int) -> int:
+def device_of_rank(rank: int, count: int, devices: int) -> int:
     """The device of block `rank` of `count`, in runs.
 
-    >>> [contiguous(r, 6, 4) for r in range(6)]
+    >>> [device_of_rank(r, 6, 4) for r in range(6)]
     [0, 0, 1, 2, 2, 3]
     """
     return rank * devices // count
@@ -64,7 +64,7 @@ class _Placer:
         self.keys, self.inputs, self.kinds = keys, inputs, kinds
         self.nbytes, self.machine, self.pins = nbytes, machine, pins
         self.place = [-1] * len(keys)
-        self.homes = self._positions()
+        self.homes = self._placement_by_position()
 
     def places(self) -> list[int]:
         for group in self._groups():
@@ -84,7 +84,7 @@ class _Placer:
             groups.setdefault((h, self.kinds[i]), []).append(i)
         return [groups[k] for k in sorted(groups)]
 
-    def _positions(self) -> list[int]:
+    def _placement_by_position(self) -> list[int]:
         """Where each task would go by its position alone: blocks in row-major, contiguous runs.
 
         Tasks that are no blocks, and arrays of too few blocks for all devices, are taken together,
@@ -110,7 +110,7 @@ class _Placer:
     def _run(self, members: list[int], out: list[int]) -> None:
         n = len(self.machine.devices)
         for rank, i in enumerate(members):
-            out[i] = contiguous(rank, len(members), n)
+            out[i] = device_of_rank(rank, len(members), n)
 
     def _place(self, group: list[int]) -> None:
         place, homes, pins = self.place, self.homes, self.pins

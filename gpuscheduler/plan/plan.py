@@ -166,10 +166,11 @@ class RunHistory:
 
 #: Cached facts of a plan that hold for any plan with the same tasks, inputs and places.
 OF_STRUCTURE = (
-    "readers", "crossing", "launches", "launches_only", "kernels_only", "fixed", "ends",
+    "readers", "crossings", "launch_count", "launches_only", "kernels_only", "fixed_steps",
+    "result_steps",
 )  # fmt: skip
 #: ... and those that hold where fixed values are the same ones, too.
-OF_VALUES = ("chunks", "own")
+OF_VALUES = ("chunks", "own_chunks")
 
 
 @dataclass(frozen=True, repr=False)
@@ -247,7 +248,7 @@ class Plan:
         vars(self).update({name: known[name] for name in facts if name in known})
         return self
 
-    def knowing(self, **facts: Any) -> Plan:
+    def with_cached(self, **facts: Any) -> Plan:
         """Return this plan with cached facts that are at hand, by the names of its properties."""
         vars(self).update(facts)
         return self
@@ -278,34 +279,34 @@ class Plan:
                 held[i] = chunk
             there[i] = places
         more = len(steps) - len(self.steps)
-        return replace(self, steps=steps, there=there, others=others or {}).knowing(
+        return replace(self, steps=steps, there=there, others=others or {}).with_cached(
             readers=self.readers + [[] for _ in range(more)],
-            crossing=self.crossing + bytearray(more),
+            crossings=self.crossings + bytearray(more),
             chunks=held,
         )
 
     @cached_property
-    def movable(self) -> dict[int, Chunk]:
+    def movable_chunks(self) -> dict[int, Chunk]:
         """The persisted chunks that this run may move, by step."""
         return {i: self.chunks[i] for i in self.there}
 
     @cached_property
-    def ends(self) -> frozenset[int]:
+    def result_steps(self) -> frozenset[int]:
         """The steps whose values the caller gets."""
         return frozenset(self.outputs)
 
     @cached_property
-    def own(self) -> list[Chunk]:
+    def own_chunks(self) -> list[Chunk]:
         """The persisted chunks that the plan reads, each once."""
         return list(dict.fromkeys(self.chunks.values()))
 
     @cached_property
-    def launches(self) -> int:
+    def launch_count(self) -> int:
         """The number of steps to run."""
-        return len(self.steps) - len(self.fixed)
+        return len(self.steps) - len(self.fixed_steps)
 
     @cached_property
-    def fixed(self) -> list[int]:
+    def fixed_steps(self) -> list[int]:
         """The steps whose values exist before the run."""
         return [i for i, s in enumerate(self.steps) if s.fixed]
 
@@ -331,25 +332,25 @@ class Plan:
         return step_readers([s.inputs for s in self.steps])
 
     @cached_property
-    def crossing(self) -> bytearray:
+    def crossings(self) -> bytearray:
         """Which steps are read on other devices than their own, or by a step that runs aside."""
         aside = [i for i, s in enumerate(self.steps) if s.aside]
         return crossing_steps([s.inputs for s in self.steps], [s.place for s in self.steps], aside)
 
     @cached_property
-    def short(self) -> bool:
+    def may_be_short(self) -> bool:
         """Whether values may leave too little room for the working memory of tasks."""
-        return self.is_short(self.working)
+        return self.is_short(self.working_memory)
 
     def is_short(self, working: int) -> bool:
         """Whether `working` bytes of working memory in each memory may be too much."""
         limit, others = self.machine.limit, self.others
         return any(
             n + others.get(memory, 0) + working > SHORT * limit(memory)
-            for memory, n in self.everything().items()
+            for memory, n in self.bytes_by_memory().items()
         )
 
-    def everything(self, but: Container[int] = ()) -> dict[int, int]:
+    def bytes_by_memory(self, but: Container[int] = ()) -> dict[int, int]:
         """Bytes of all values made in or copied to each memory, without the steps `but`."""
         machine, steps = self.machine, self.steps
         if machine.shared:
@@ -362,7 +363,7 @@ class Plan:
                     out[place] += step.nbytes
         return out
 
-    def written(
+    def with_result_array(
         self, into: Collection[int], parts: Container[int], place: int, nbytes: int
     ) -> Plan | None:
         """The same plan, whose steps `into` write into one array of `nbytes` on `place`.
@@ -388,14 +389,14 @@ class Plan:
         out = replace(
             self, steps=steps, others=others, into=frozenset(into), whole={memory: nbytes}
         )
-        return out.knowing(readers=self.readers, crossing=self.crossing, chunks=self.chunks)
+        return out.with_cached(readers=self.readers, crossings=self.crossings, chunks=self.chunks)
 
     def is_callers(self, i: int) -> bool:
         """Whether step `i` is the caller's own value, which no run moves."""
         return self.steps[i].fixed and i not in self.there
 
     @property
-    def working(self) -> int:
+    def working_memory(self) -> int:
         """Working memory of one task on each device, in bytes: guessed until it was seen."""
         machine = self.machine
         if not machine.arrays:
@@ -421,14 +422,14 @@ class Plan:
         return len(self.machine.devices) if self.machine.shared else 1
 
     @property
-    def unknown(self) -> int:
+    def unknown_count(self) -> int:
         """The number of steps of unknown size; 0 once the plan has run."""
         return 0 if self.tried else len(self.likely)
 
     @property
-    def surely(self) -> str:
+    def qualifier(self) -> str:
         """A qualifier of predictions from unknown sizes: "about ", "at least " or ""."""
-        if not self.unknown:
+        if not self.unknown_count:
             return ""
         return "about " if all(self.likely.values()) else "at least "
 
@@ -447,7 +448,7 @@ class Plan:
     def __repr__(self) -> str:
         """One line, however many steps there are; `str` says more."""
         n, devices = len(self.steps), len(self.machine.devices)
-        sure = "" if self.predicted is None else f", {self.surely}{self.predicted.seconds:.3g} s"
+        sure = "" if self.predicted is None else f", {self.qualifier}{self.predicted.seconds:.3g} s"
         return f"<Plan of {n:,} step{'s'[: n != 1]} on {devices} device{'s'[: devices != 1]}{sure}>"
 
     def __str__(self) -> str:
@@ -471,10 +472,12 @@ class Plan:
         for reason, names in together.items():
             layers = ", ".join(dict.fromkeys(names))
             lines.append(f"  no kernel: {len(names)} of {layers}: {reason}")
-        if self.unknown:
-            lines.append(f"  {self.unknown} of these steps: of unknown size until they have run")
+        if self.unknown_count:
+            lines.append(
+                f"  {self.unknown_count} of these steps: of unknown size until they have run"
+            )
         if self.predicted is not None:
-            lines.append(f"  predicted: {self.surely}{self.predicted}")
+            lines.append(f"  predicted: {self.qualifier}{self.predicted}")
         return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..frontend.compiled_task import CompiledCall
 from ..frontend.graph import layer_of
-from ..frontend.task import alike_of, describe, host_only, members_of, sequence_of
+from ..frontend.task import describe, host_only, members_of, sequence_of, work_identity_of
 from .origins import Origin, label, lines, task_origins
 from .plan import Plan
 
@@ -67,7 +67,7 @@ def step_table(plan: Plan) -> StepTable:
     known: StepTable | None = vars(plan).get("table")
     if known is None:
         known = _make_table(plan)
-        plan.knowing(table=known)
+        plan.with_cached(table=known)
     return known
 
 
@@ -110,7 +110,7 @@ def _make_table(plan: Plan) -> StepTable:
         {group: lines(found) for group, found in origins.items()},
         origins,
         {group: _work_of(plan, i) for group, i in enumerate(first)},
-        plan.ends,
+        plan.result_steps,
     )
 
 
@@ -134,4 +134,4 @@ def _code_of(task: Any) -> Any:
         return id(task.function), id(task.steps)
     if len(sequence_of(task)) > 1:
         return tuple([_code_of(inner) for _, inner in sequence_of(task)])
-    return type(task), len(members_of(task)), id(alike_of(task))
+    return type(task), len(members_of(task)), id(work_identity_of(task))

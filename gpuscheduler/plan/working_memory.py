@@ -84,16 +84,19 @@ def declared_working_memory(plan: Plan) -> Iterator[tuple[int, int]]:
             sizes = {name: sizeof(value) for name, value in step.constants.items()}
             names = zip(step.names, step.sources, strict=True)
             sizes |= {name: plan.steps[j].nbytes for name, j in names}
-            yield step.kind, int(declare(*[sizes[k] for k in _read(task.args) if k in sizes]))
+            yield (
+                step.kind,
+                int(declare(*[sizes[k] for k in _argument_keys(task.args) if k in sizes])),
+            )
 
 
-def _read(arguments: Iterable[Any]) -> Iterator[Any]:
+def _argument_keys(arguments: Iterable[Any]) -> Iterator[Any]:
     """The keys that arguments name, in order."""
     for argument in arguments:
         if isinstance(argument, TaskRef):
             yield argument.key
         elif isinstance(argument, NestedContainer):
-            yield from _read(argument.args)
+            yield from _argument_keys(argument.args)
 
 
 def known_working_memory(kind: str) -> dict[str, int]:

@@ -84,11 +84,11 @@ class StepKeys(Set[Key]):
 
     def __init__(self, run: RunRecord, plan: Plan, done: bool):
         self.run, self.plan, self.done = run, plan, done
-        self.total = plan.launches
+        self.total = plan.launch_count
 
     def __len__(self) -> int:
         run = self.run
-        left = 0 if run.is_over else self.total if run.state is None else run.left
+        left = 0 if run.is_over else self.total if run.state is None else run.steps_left
         return self.total - left if self.done else left
 
     def _keys(self) -> list[Key]:
@@ -179,7 +179,7 @@ class DaskCallbacks(StepWatcher):
             if callback[1]:
                 callback[1](self.dsk, self.state)
 
-    def launched(self, step: int) -> None:
+    def note_launch(self, step: int) -> None:
         s = self.plan.steps[step]
         if isinstance(s.task, DataNode):
             return
@@ -194,7 +194,7 @@ class DaskCallbacks(StepWatcher):
         for f in self.pretask:
             f(s.key, self.dsk, state)
 
-    def done(self, step: int) -> None:
+    def note_done(self, step: int) -> None:
         s = self.plan.steps[step]
         if isinstance(s.task, DataNode):
             return

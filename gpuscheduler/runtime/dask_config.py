@@ -91,7 +91,7 @@ class ConfigOverride:
                 self._take_back(name)
                 del self.values[name]
 
-    def before(self, name: str) -> Any:
+    def value_before(self, name: str) -> Any:
         """The configuration's value from before, None if there was none."""
         value = self._before[name]
         return None if value is _ABSENT else value

@@ -4,8 +4,8 @@ Dask would concatenate them in one task, on one device, after the last block. He
 allocated when the first block arrives, and each block is copied to its slice by its own device.
 Blocks that do not fit the plan (other shapes, other types than plain arrays) are left to Dask.
 
-Of a result that stays on devices it says where each block belongs (`ResultAssembly.whole`), for
-those that write it there themselves (`replay`); and of one for the host that one device puts
+`ResultAssembly.whole_result` says where each block of a result on devices belongs, for those that
+write it there themselves (`replay`). It says the same of a result for the host that one device puts
 together.
 """
 
@@ -124,7 +124,7 @@ class ResultAssembly:
         ((target, _, where),) = slots
         return target.room(where, shape, dtype)
 
-    def whole(self) -> DeviceResult | None:
+    def whole_result(self) -> DeviceResult | None:
         """The result, where it is the only one, and put together on a device."""
         if len(self.plan.gathers) != 1:
             return None
@@ -134,7 +134,7 @@ class ResultAssembly:
         found: dict[int, list[Slices]] = {}
         for block, part in _slots(gather):
             found.setdefault(self.plan.index.get(self.alias.get(block, block), -1), []).append(part)
-        if found.keys() != self.plan.ends:
+        if found.keys() != self.plan.result_steps:
             return None
         return DeviceResult(tuple(sum(c) for c in gather.chunks), found)
 

@@ -26,10 +26,10 @@ PATIENCE = 0.1
 TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD of malloc.h
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Bytes of the host's memory that this process has now; 0 where the system does not say.
 
-    >>> resident() >= 0
+    >>> resident_bytes() >= 0
     True
     """
     try:
@@ -42,7 +42,7 @@ def resident() -> int:
 def most_resident() -> int:
     """The most that it has had so far; 0 where the system does not say.
 
-    >>> most_resident() == 0 or most_resident() >= resident() // 2
+    >>> most_resident() == 0 or most_resident() >= resident_bytes() // 2
     True
     """
     try:
@@ -90,7 +90,7 @@ class MemoryTrimmer:
     def __init__(
         self,
         limit: int,
-        taken: Callable[[], int] = resident,
+        taken: Callable[[], int] = resident_bytes,
         give_back: Callable[[], object] = give_back,
         least: int = LEAST,
         most: Callable[[], int] = most_resident,

@@ -59,7 +59,7 @@ def run(
         for ins in instructions:
             kind = type(ins)
             if kind is Launch and watch is not None:
-                watch.launched(ins.step)
+                watch.note_launch(ins.step)
             try:
                 if kind is Launch:
                     launch(ins.step, ins.place)  # type: ignore[union-attr]
@@ -70,7 +70,7 @@ def run(
             except Exception as failure:  # the device's method itself failed
                 explain_error(failure, plan, ins.step)
                 raise
-        if state.finished:
+        if state.is_finished:
             return state
         events = wait()
         if turn is not None:
@@ -89,7 +89,7 @@ def run(
                 finally:
                     del error
             if watch is not None and type(event) is Done:
-                watch.done(event.step)
+                watch.note_done(event.step)
         if turns is not None and record is not None:
             turns.append(Turn(clock(), instructions, events, tuple(used.values())))
             count += 1

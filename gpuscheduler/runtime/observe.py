@@ -108,7 +108,7 @@ class Row(NamedTuple):
     #: "sampled" (of another run of the plan), "estimated" (predicted, scaled to the run).
     clock: str
 
-    def later(self, ns: int) -> Row:
+    def shift_clock(self, ns: int) -> Row:
         """The same row by a clock that is ahead."""
         return self._replace(ready=self.ready + ns, begin=self.begin + ns, end=self.end + ns)
 
@@ -126,7 +126,7 @@ class CopyRow(NamedTuple):
     nbytes: int
     clock: str
 
-    def later(self, ns: int) -> CopyRow:
+    def shift_clock(self, ns: int) -> CopyRow:
         """The same row by a clock that is ahead."""
         return self._replace(begin=self.begin + ns, end=self.end + ns)
 
@@ -138,7 +138,7 @@ class MemorySample(NamedTuple):
     ns: int
     used: dict[int, int]
 
-    def later(self, ns: int) -> MemorySample:
+    def shift_clock(self, ns: int) -> MemorySample:
         """The same sample by a clock that is ahead."""
         return self._replace(ns=self.ns + ns)
 
@@ -220,7 +220,7 @@ class RunRecord:
     _events: int = 0
 
     @property
-    def left(self) -> int:
+    def steps_left(self) -> int:
         """How many steps are not done; of a tape, all until its end."""
         if self.ended:
             return 0
@@ -238,7 +238,7 @@ class RunRecord:
 
     def enter(self, plan: Plan, how: str) -> None:
         """Note that this plan begins to run; forgets the turns of a try before."""
-        self.plan, self.how, self.tape, self.steps = plan, how, None, plan.launches
+        self.plan, self.how, self.tape, self.steps = plan, how, None, plan.launch_count
         self.turns.clear()
         self.marks.clear()
         self.allocations.clear()

@@ -44,7 +44,7 @@ class PersistedChunks:
         """In whatever thread, and with whatever locks, the last reference to a chunk went."""
         self._chunks.pop(known, None)
         if not self._lock.acquire(blocking=False):
-            PlacesVersion.one()
+            PlacesVersion.new_number()
             return
         try:
             self._count(known, 0, ())
@@ -54,7 +54,7 @@ class PersistedChunks:
     def _count(self, known: int, nbytes: int, places: tuple[int, ...]) -> None:
         """Keep what `beside` has counted, where nothing else has changed since."""
         (when, held, counted), latest = self._held, PlacesVersion.latest
-        now = PlacesVersion.one()
+        now = PlacesVersion.new_number()
         if when != latest or now != latest + 1:
             return
         before, where = counted.pop(known, (0, ()))

@@ -120,12 +120,12 @@ class CallersPool(Executor):
             except NotYet:
                 if future.done():  # it is the pool's own answer
                     raise
-                if why := self.broken():
+                if why := self.why_broken():
                     raise BrokenExecutor(why) from None
             else:
                 return question.here
 
-    def broken(self) -> str:
+    def why_broken(self) -> str:
         """Why what it was given will never be done; "" where nothing is known to be wrong."""
         if not self._given:
             return ""
@@ -146,13 +146,13 @@ class CallersPool(Executor):
         return f"{self._name()} does nothing any more: {why}" if why and self._given else ""
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Meanwhile what it will never do ends in an error: a thread looks for that."""
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(PATIENCE):
-                if why := self.broken():
+                if why := self.why_broken():
                     for future in list(self._given):
                         _settle(future.set_exception, BrokenExecutor(why))
 

@@ -117,7 +117,7 @@ class Hardware(ChunkKeeper, Protocol):
     def trouble(self) -> str:
         """Names the lost devices, for people; "" where there are none."""
 
-    def follows(self, plan: Plan) -> bool:
+    def can_replay(self, plan: Plan) -> bool:
         """Whether its devices can replay a launch tape of this plan."""
 
     def home(self, value: Any) -> int | None:
@@ -126,7 +126,7 @@ class Hardware(ChunkKeeper, Protocol):
     def settings(self) -> dict[str, Any]:
         """Dask's configuration while this hardware is the default."""
 
-    def front(self) -> int | None:
+    def callers_device(self) -> int | None:
         """The device on which the calling thread expects small results; None for any."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -155,7 +155,7 @@ class Hardware(ChunkKeeper, Protocol):
     def synchronize(self) -> None:
         """Wait for everything that runs have queued."""
 
-    def lost(self, error: BaseException) -> DeviceLost | None:
+    def recognize_loss(self, error: BaseException) -> DeviceLost | None:
         """The `DeviceLost` for an error of a device that no longer answers; None for other errors.
 
         No later run gets such a device.
@@ -176,8 +176,8 @@ class Hardware(ChunkKeeper, Protocol):
 class StepWatcher:
     """Hears of the steps of a run while it goes on. This one does nothing; see `DaskCallbacks`."""
 
-    def launched(self, step: int) -> None:
+    def note_launch(self, step: int) -> None:
         """A step is handed to its device."""
 
-    def done(self, step: int) -> None:
+    def note_done(self, step: int) -> None:
         """A step is done."""

@@ -157,7 +157,7 @@ class ShuffledDevices(InOrderDevices):
             inputs = self.plan.steps[step].inputs if len(args) == 2 else ()
             if any((j, self.memory_of(place)) not in self.values for j in inputs):
                 self.events.append(NoRoom(step, place, 0))
-            elif self._refuses(step, place):
+            elif self._is_refused(step, place):
                 nbytes = self.plan.steps[step].nbytes if self.nbytes is None else self.nbytes[step]
                 self.events.append(NoRoom(step, place, nbytes))
             else:
@@ -183,7 +183,7 @@ class ShuffledDevices(InOrderDevices):
             seen.add(place)
         return out
 
-    def _refuses(self, step: int, place: int) -> bool:
+    def _is_refused(self, step: int, place: int) -> bool:
         return self.refuse and place >= 0 and not self._fits(step, self.memory_of(place))
 
     def _fits(self, step: int, memory: int) -> bool:
@@ -239,8 +239,8 @@ class ClockDevices:
             self.exists[step, DISK] = end
         self._hold(step, memory)
         nbytes = 0 if step in self.plan.into else self.nbytes[step]
-        self._later(self.now, Issued(step, nbytes))
-        self._later(end, Done(step))
+        self._schedule_event(self.now, Issued(step, nbytes))
+        self._schedule_event(end, Done(step))
 
     def copy(self, step: int, src: int, dst: int) -> None:
         n = self.nbytes[step]
@@ -252,11 +252,11 @@ class ClockDevices:
         self.exists[step, dst] = end
         self.moved[src, dst] += n
         self._hold(step, dst)
-        self._later(end, Copied(step, src, dst))
+        self._schedule_event(end, Copied(step, src, dst))
 
     def free(self, step: int, place: int) -> None:
         del self.exists[step, place]
-        self.used[place] -= self._counted(step, place)
+        self.used[place] -= self._counted_bytes(step, place)
 
     def wait(self) -> list[Event]:
         at, _, event = heappop(self._queue)
@@ -273,7 +273,7 @@ class ClockDevices:
         pass
 
     def interrupt(self) -> None:
-        self._later(self.now, Failed(-1, Interrupted()))
+        self._schedule_event(self.now, Failed(-1, Interrupted()))
 
     def value(self, step: int) -> Any:
         raise TypeError("a clock has no values")
@@ -287,15 +287,15 @@ class ClockDevices:
     def close(self) -> None:
         self.exists.clear()
 
-    def _later(self, at: float, event: Event) -> None:
+    def _schedule_event(self, at: float, event: Event) -> None:
         self._count += 1
         heappush(self._queue, (at, self._count, event))
 
     def _hold(self, step: int, place: int) -> None:
-        self.used[place] += self._counted(step, place)
+        self.used[place] += self._counted_bytes(step, place)
         self.peak[place] = max(self.peak[place], self.used[place])
 
-    def _counted(self, step: int, place: int) -> int:
+    def _counted_bytes(self, step: int, place: int) -> int:
         """Bytes that count: not results on the host, nor, in its memory, the graph's values."""
         given = self.plan.machine.shared and self.plan.is_callers(step)
         delivered = place == HOST and step in self.plan.deliver
@@ -324,13 +324,13 @@ class LateClock(ClockDevices):
     def wait(self) -> list[Event]:
         return [heappop(self._queue)[2]]
 
-    def _later(self, at: float, event: Event) -> None:
+    def _schedule_event(self, at: float, event: Event) -> None:
         """By who is ahead instead of by time."""
         if self.first is None:
             last = type(event) is not Issued
         else:
             last = self.plan.steps[event.step].place != self.first
-        super()._later(float(last), event)
+        super()._schedule_event(float(last), event)
 
 
 def predict(
@@ -347,7 +347,7 @@ def predict(
     for first in (None, *plan.machine.devices):
         states.append(run(plan, LateClock(plan, first), None, window, deep_window, ahead))
     slack = _in_windows(plan, window, deep_window)
-    most, largest = plan.everything(), _largest(plan)
+    most, largest = plan.bytes_by_memory(), _largest_working_memory(plan)
     peak = {}
     for place in states[0].peak:
         peak[place] = max(s.peak[place] for s in states)
@@ -359,7 +359,7 @@ def predict(
     return Footprint(clock.now, peak, states[0].moved, spilled)
 
 
-def _largest(plan: Plan) -> dict[int, int]:
+def _largest_working_memory(plan: Plan) -> dict[int, int]:
     """The most working memory that any one step needs, with its values, by memory.
 
     This may go beyond the limit: no step is refused for it.

@@ -68,7 +68,7 @@ class SpillFile:
 class Codec:
     """How pieces of files are made smaller, and become what they were.
 
-    >>> codec = Codec.named("zlib")
+    >>> codec = Codec.from_name("zlib")
     >>> codec.decompress(codec.compress(b"0" * 1000)) == b"0" * 1000
     True
     """
@@ -77,7 +77,7 @@ class Codec:
     decompress: Callable[[Any], bytes]
 
     @classmethod
-    def named(cls, name: str) -> Codec:
+    def from_name(cls, name: str) -> Codec:
         module: Any = None
         for known_as in CODECS.get(name, ()):
             with contextlib.suppress(ImportError):
@@ -115,7 +115,7 @@ class SpillStore:
         compression: str | None = None,
     ):
         self.directory, self.opened = directory, opened
-        self.codec = None if compression is None else Codec.named(compression)
+        self.codec = None if compression is None else Codec.from_name(compression)
         self.nbytes = self.peak = 0  # in files now, and at most
         self._folder: str | None = None
         self._numbers = count()
@@ -147,7 +147,7 @@ class SpillStore:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            raise self._failed(key, error) from error
+            raise self._make_spill_error(key, error) from error
         sizes, fixed = tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts)
         file = SpillFile(path, sizes, fixed, os.getpid(), nbytes)
         with self._lock:
@@ -242,7 +242,7 @@ class SpillStore:
                 self._end = weakref.finalize(self, _remove, self._folder)
             return self._folder
 
-    def _failed(self, key: Any, error: OSError) -> SpillError:
+    def _make_spill_error(self, key: Any, error: OSError) -> SpillError:
         remedy = "free space there, or name another" if error.errno in FULL else "name another"
         out = SpillError(
             f"{key!r} does not fit in memory and could not be written to {self.base}: "

@@ -75,7 +75,7 @@ class State:
     [Launch(step=0, place=0), Launch(step=1, place=0)]
     >>> state.handle(Issued(0, nbytes=8), Done(0))
     []
-    >>> state.handle(Issued(1, nbytes=8), Done(1)), state.finished
+    >>> state.handle(Issued(1, nbytes=8), Done(1)), state.is_finished
     ([Free(step=0, place=0)], True)
     """
 
@@ -153,7 +153,7 @@ class State:
         self.spilled = {HOST: 0, DISK: 0}
         #: Bytes of copies so far, by (src, dst).
         self.moved: dict[tuple[int, int], int] = {}
-        #: The order of leaving, as heaps, of places that were full once; see `_evictable`.
+        #: The order of leaving, as heaps, of places that were full once; see `_evictable_values`.
         self.order: dict[int, list[tuple[float, float, int]]] = {}
         #: Steps whose values cannot be written to the disk.
         self.stays: set[int] = set()
@@ -206,19 +206,19 @@ class State:
         #: Bytes of working memory that each kind of step takes at most, as far as known.
         self.extra = plan.task_memory_by_kind
         #: Whether steps get room for their working memory, known or guessed.
-        self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short
+        self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.may_be_short
         #: Bytes of working memory of the steps under way: device -> step -> bytes.
         self.work: dict[int, dict[int, int]] = {}
         #: Whether the next step begins without room for its working memory.
         self.bare = False
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all steps are done and no copy is under way."""
         return self.left == 0 and not self.coming
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether nothing is under way, so that no event will come."""
         return not self.coming and not any(self.busy.values())
 
@@ -238,7 +238,7 @@ class State:
         self.where[i] = self.plan.there.get(i) or {self.memory[self.place[i]]}
         for place in sorted(self.where[i]):
             self.resident[place].add(i)
-            self._use(place, self._counted(i, place))
+            self._use(place, self._counted_bytes(i, place))
         for r in self.readers[i]:
             self.missing[r] -= 1
 
@@ -258,7 +258,7 @@ class State:
             else:
                 raise TypeError(f"not an event for State: {event!r}")
         self._advance(out)
-        if self.left and self.quiet:
+        if self.left and self.is_quiet:
             self._force(out)
         if self.check:
             self.validate()
@@ -391,13 +391,13 @@ class State:
         self.touched |= self.thirsty
         if (i, place) in self.coming:
             src = self.coming.pop((i, place))
-            self._use(place, -self._counted(i, place))
+            self._use(place, -self._counted_bytes(i, place))
             if place == DISK:
                 self.stays.add(i)
             self._unpin(i, src, out)
             for r in self.awaited.pop((i, place), ()):
                 self._unreserve(r, out)
-                self._insist(r, 0)
+                self._give_turn_alone(r, 0)
             return
         self._recall(i, out)
         self._unreserve(i, out)
@@ -405,13 +405,13 @@ class State:
         if max(self.nbytes[i], 1) <= event.nbytes < self._least_of_others(i):
             self.nbytes[i] = event.nbytes
             self.guess[i] = False
-        self._insist(i, event.nbytes, event.said)
+        self._give_turn_alone(i, event.nbytes, event.said)
 
     def _least_of_others(self, i: int) -> float:
         """The bytes from which on a refused request is for a whole result, not for one step."""
         return self.plan.whole[self.memory[self.place[i]]] if i in self.plan.into else inf
 
-    def _insist(self, i: int, nbytes: int, said: str = "") -> None:
+    def _give_turn_alone(self, i: int, nbytes: int, said: str = "") -> None:
         """Give a step that is refused too often its device alone; later raise `OutOfMemory`."""
         patience = 1 if nbytes else PATIENCE
         refused = self.refused[i, nbytes > 0] = self.refused.get((i, nbytes > 0), 0) + 1
@@ -420,7 +420,7 @@ class State:
         step = self.plan.steps[i]
         memory = self.memory[step.place]
         limit = self.limit[memory]
-        held = sum(self.nbytes[j] for j in self._immovable(memory).union(step.inputs))
+        held = sum(self.nbytes[j] for j in self._immovable_steps(memory).union(step.inputs))
         held += self.plan.others.get(memory, 0)
         if refused > 2 * patience:
             need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
@@ -502,7 +502,7 @@ class State:
         self.where[i] = where - {place} if len(where) > 1 else NOWHERE
         self.resident[place].discard(i)
         if place < 0:
-            self.used[place] -= self._counted(i, place)
+            self.used[place] -= self._counted_bytes(i, place)
         else:
             self.used[place] -= self.nbytes[i]
             self.touched.add(place)
@@ -514,11 +514,11 @@ class State:
         """Start a copy, and count its room."""
         self.pins[src][i] += 1
         self.coming[i, dst] = src
-        self._use(dst, self._counted(i, dst))
+        self._use(dst, self._counted_bytes(i, dst))
         self.moved[src, dst] = self.moved.get((src, dst), 0) + self.nbytes[i]
         out.append(Copy(i, src, dst))
 
-    def _counted(self, i: int, place: int) -> int:
+    def _counted_bytes(self, i: int, place: int) -> int:
         """Bytes of i that count in a place.
 
         Results on the host, and files from which values can be read again, are the caller's and
@@ -551,7 +551,7 @@ class State:
         room = self.limit[memory] - self.used[memory] + self._bytes_leaving(memory)
         if room >= need:
             return
-        for i in self._evictable(memory):
+        for i in self._evictable_values(memory):
             if self._next_use(i, memory) <= after:
                 return
             room += self._evict(i, memory, out)
@@ -567,7 +567,7 @@ class State:
             if dst < 0 and src == memory and pins[i] == 1
         )
 
-    def _evictable(self, memory: int) -> Iterator[int]:
+    def _evictable_values(self, memory: int) -> Iterator[int]:
         """Yield the values in a memory that nothing under way needs, in the order of leaving.
 
         Replicas on the host come first, then values by their next use, the last use first. They
@@ -598,7 +598,7 @@ class State:
                     heappush(heap, entry)
 
     def _make_heap(self, memory: int) -> list[tuple[float, float, int]]:
-        """A new heap of the values in a memory, for `_evictable`."""
+        """A new heap of the values in a memory, for `_evictable_values`."""
         heap = [self._rank(i, memory) for i in self.resident[memory] if self._may_leave(i, memory)]
         heapify(heap)
         return heap
@@ -613,7 +613,7 @@ class State:
     def _may_leave(self, i: int, memory: int) -> bool:
         """Whether a value can leave a memory, and frees bytes there."""
         own = i in self.fixed and self.memory[self.place[i]] == memory
-        return not own and self._counted(i, memory) > 0
+        return not own and self._counted_bytes(i, memory) > 0
 
     def _update_order(self, i: int) -> None:
         """Note in the heaps that a value is in more places, or has another next use."""
@@ -656,7 +656,7 @@ class State:
         bound = i in self.stays
         mine = self._next_use(i, HOST)
         leave = []
-        for j in self._evictable(HOST):
+        for j in self._evictable_values(HOST):
             if short <= 0:
                 break
             if len(self.where[j]) == 1:
@@ -672,7 +672,7 @@ class State:
             self._evict(j, HOST, out)
         return HOST
 
-    def _immovable(self, memory: int) -> set[int]:
+    def _immovable_steps(self, memory: int) -> set[int]:
         """Steps whose values cannot leave a memory: the graph's own, and those no disk can hold."""
         there = self.resident[memory]
         home = {i for i in self.fixed & there if self.memory[self.place[i]] == memory}
@@ -728,7 +728,7 @@ class State:
                 self.thirsty.add(d)
         return False
 
-    def _next(self, d: int) -> int:
+    def _next_ready_step(self, d: int) -> int:
         """The ready step that d takes next."""
         turns = self.alone.get(self.memory[d])
         return turns[0] if turns and turns[0] in self.ready[d] else self.ready[d][0]
@@ -746,7 +746,7 @@ class State:
                 fetched += self.nbytes[j]
         return self.flight[d] + max(self.nbytes[i], seen or 0) + fetched <= self.share[d]
 
-    def _queued(self, j: int, d: int) -> bool:
+    def _is_queued(self, j: int, d: int) -> bool:
         """Whether step j is in device d's queue, ahead of whatever is launched there next."""
         return bool(self.launched[j]) and self.place[j] == d and not self.issued[j]
 
@@ -759,7 +759,7 @@ class State:
         memory = self.memory[d]
         pins = self.pins[memory]
         need = self.nbytes[i]
-        late = [j for j in inputs if memory not in where[j] and not self._queued(j, d)]
+        late = [j for j in inputs if memory not in where[j] and not self._is_queued(j, d)]
         absent = [j for j in late if (j, memory) not in coming] if late else late
         for j in absent:
             need += self.nbytes[j]
@@ -843,7 +843,7 @@ class State:
 
     def _is_early(self, i: int) -> bool:
         """Whether a step that runs aside only reads a file, while there is something else to do."""
-        return not self.plan.steps[i].inputs and not self.quiet
+        return not self.plan.steps[i].inputs and not self.is_quiet
 
     def _force(self, out: list[Instruction]) -> None:
         """Start a step although nothing fits and nothing is under way, or raise `OutOfMemory`.
@@ -854,33 +854,33 @@ class State:
         for d in self.plan.machine.devices:
             if not self.ready[d]:
                 continue
-            i = self._next(d)
+            i = self._next_ready_step(d)
             if self.guess[i]:
                 memory = self.memory[d]
                 inputs = self.plan.steps[i].inputs
                 fetch = sum(self.nbytes[j] for j in inputs if memory not in self.where[j])
                 room = self.limit[memory] - self.used[memory] - fetch
                 # all else is idle, for nothing is under way
-                stays = self._immovable(memory).union(inputs)
+                stays = self._immovable_steps(memory).union(inputs)
                 room += sum(self.nbytes[j] for j in self.resident[memory] - stays)
                 if room >= 0:
                     self.nbytes[i] = min(self.nbytes[i], room)
         self.touched.update(self.plan.machine.devices)
         self._advance(out)
-        if not self.quiet:
+        if not self.is_quiet:
             return
         self.bare = True
         self.touched.update(self.plan.machine.devices)
         self._advance(out)
         self.bare = False
-        if not self.quiet:
+        if not self.is_quiet:
             return
         for d in self.plan.machine.devices:
             if self.ready[d]:
-                i = self._next(d)
+                i = self._next_ready_step(d)
                 step = self.plan.steps[i]
                 need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
-                others = self._immovable(self.memory[d]).difference(step.inputs)
+                others = self._immovable_steps(self.memory[d]).difference(step.inputs)
                 held = sum(self.nbytes[j] for j in others)
                 held += self.plan.others.get(self.memory[d], 0)
                 plan = self.plan
@@ -905,8 +905,8 @@ class State:
         """Assert the invariants that hold after each event."""
         for place, held in self.resident.items():
             assert all(place in self.where[i] for i in held)
-            total = sum(self._counted(i, place) for i in held)
-            coming = sum(self._counted(i, place) for i, dst in self.coming if dst == place)
+            total = sum(self._counted_bytes(i, place) for i in held)
+            coming = sum(self._counted_bytes(i, place) for i, dst in self.coming if dst == place)
             assert self.used[place] >= total + coming, f"place {place}: more is held than counted"
         for place in (HOST, DISK):  # what goes there has its true size
             assert self.used[place] <= self.limit[place], f"place {place}: above its limit"
@@ -920,7 +920,7 @@ class State:
             there, pins = self.resident[memory], self.pins[memory]
             idle = [i for i in there if not pins[i] and self._may_leave(i, memory)]
             idle.sort(key=lambda i: self._rank(i, memory))
-            assert list(self._evictable(memory)) == idle, (
+            assert list(self._evictable_values(memory)) == idle, (
                 f"what leaves place {memory} is out of order"
             )
         self.order = kept  # not what looking has put right
@@ -931,7 +931,7 @@ class State:
     def validate_end(self) -> None:
         """Assert that only outputs are held after the run, and every byte is accounted for."""
         for place, used in self.used.items():
-            held = sum(self._counted(i, place) for i in self.resident[place])
+            held = sum(self._counted_bytes(i, place) for i in self.resident[place])
             held += self.plan.others.get(place, 0)
             assert used == held, f"place {place}: {used} bytes counted, {held} held"
         kept = {i for held in self.resident.values() for i in held}

@@ -111,7 +111,7 @@ def rehearse(plan: Plan) -> LaunchTape | None:
                     todo[ins.place].append(("free", ins.step, ins.place))
             rounds += interleave_orders(plan, todo)
             rest = {d: max(n, state.used[d] - made[d]) for d, n in rest.items()}
-            if state.finished:
+            if state.is_finished:
                 break
             instructions = state.handle(*events)
     except OutOfMemory:

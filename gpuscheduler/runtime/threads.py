@@ -58,11 +58,11 @@ class Worker:
         self.thread.start()
 
     @property
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         return self._desk.finished
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self.sent != self._desk.finished
 
     def send(self, context: Context, job: Job, argument: Any, raised: Raised | None = None) -> None:
@@ -140,34 +140,34 @@ class Team:
         return len(self.workers)
 
     @property
-    def every(self) -> list[Worker]:
+    def all_workers(self) -> list[Worker]:
         return [*self.workers, *self.aside.values()]
 
     @property
-    def busy(self) -> bool:
-        return any(w.busy for w in self.every)
+    def is_busy(self) -> bool:
+        return any(w.is_busy for w in self.all_workers)
 
     @property
     def at_work(self) -> int:
         """Workers that have something to do; at least one."""
-        return max(1, sum(w.busy for w in self.workers))
+        return max(1, sum(w.is_busy for w in self.workers))
 
-    def rests(self, seconds: float) -> bool:
+    def wait_until_idle(self, seconds: float) -> bool:
         """Whether all that was sent has been done, after so many seconds at most."""
         end = monotonic() + seconds
-        while self.busy:
+        while self.is_busy:
             if monotonic() > end:
                 return False
             sleep(LOOK_EVERY)
         return True
 
     @property
-    def alive(self) -> bool:
-        return any(w.thread.is_alive() for w in self.every)
+    def is_alive(self) -> bool:
+        return any(w.thread.is_alive() for w in self.all_workers)
 
-    def lost(self) -> DeviceLost | None:
+    def find_loss(self) -> DeviceLost | None:
         """What to say where a worker's thread has ended with work left to do."""
-        names = [w.thread.name for w in self.every if w.busy and not w.thread.is_alive()]
+        names = [w.thread.name for w in self.all_workers if w.is_busy and not w.thread.is_alive()]
         return None if not names else DeviceLost(
             f"the thread {names[0]} has ended in the middle of its work: something that a "
             "task called has ended it; the next computation gets new threads"
@@ -219,7 +219,7 @@ class Team:
         least, chosen = None, names[0]
         for name in names:
             worker = self.aside.get(name)
-            waiting = 0 if worker is None else worker.sent - worker.finished
+            waiting = 0 if worker is None else worker.sent - worker.finished_count
             if least is None or waiting < least:
                 least, chosen = waiting, name
             if not waiting:
@@ -232,12 +232,12 @@ class Team:
         return self.aside[name]
 
     def stop(self) -> None:
-        for w in self.every:
+        for w in self.all_workers:
             w.stop()
 
     def join(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else monotonic() + timeout
-        for w in self.every:
+        for w in self.all_workers:
             if w.thread is not threading.current_thread():
                 w.thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
 
@@ -247,16 +247,16 @@ class BorrowedTeam:
 
     def __init__(self, pool: CallersPool):
         self.pool, self.threads = pool, pool._max_workers
-        self.busy = False
+        self.is_busy = False
         self.at_work = self.threads
         self.raised: Raised = []
 
     def __len__(self) -> int:
         return 1
 
-    def lost(self) -> BaseException | None:
+    def find_loss(self) -> BaseException | None:
         """What to say where the pool does nothing any more."""
-        why = self.pool.broken()
+        why = self.pool.why_broken()
         return BrokenExecutor(why) if why else None
 
     def begin(self) -> None:
@@ -308,7 +308,7 @@ def wait_for_events(events: SimpleQueue[list[Any]], team: Team | BorrowedTeam) -
         except Empty:
             if team.raised:
                 raise team.raised.pop() from None
-            if (lost := team.lost()) is not None:
+            if (lost := team.find_loss()) is not None:
                 raise lost from None
     out += pending_events(events)
     return out
@@ -351,9 +351,9 @@ class Teams:
             with self._lock:
                 self.leased.remove(team)
                 team.contexts, team.caller, team.raised = [], Context(), []
-                fit = (clean or not team.busy) and len(self.idle) < self.keep and not self.closed
+                fit = (clean or not team.is_busy) and len(self.idle) < self.keep and not self.closed
                 (self.idle if fit else self.retired).append(team)
-                self.retired = [t for t in self.retired if t.alive]
+                self.retired = [t for t in self.retired if t.is_alive]
             if not fit:
                 team.stop()
 

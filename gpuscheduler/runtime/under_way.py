@@ -29,7 +29,7 @@ class RunUnderWay(Protocol):
         """How many steps it has to run; 0 before it is planned."""
 
     @property
-    def left(self) -> int:
+    def steps_left(self) -> int:
         """How many of them are not done."""
 
     @property
@@ -40,7 +40,7 @@ class RunUnderWay(Protocol):
 class RunsUnderWay:
     """The runs of a process, of all its schedulers.
 
-    >>> RunsUnderWay().every()
+    >>> RunsUnderWay().runs()
     []
     """
 
@@ -59,7 +59,7 @@ class RunsUnderWay:
         """Take a run out."""
         self._runs.pop(id(run), None)
 
-    def every(self, recorder: Any = None) -> list[Any]:
+    def runs(self, recorder: Any = None) -> list[Any]:
         """The runs under way, oldest first; with `recorder`, those of one scheduler."""
         runs = list(self._runs.copy().values())  # other threads begin and end runs
         return [r for r in runs if recorder is None or r.recorder is recorder]

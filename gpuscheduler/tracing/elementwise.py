@@ -45,7 +45,7 @@ def call_ufunc(
         return _divmod(*inputs) if name == "divmod" else _modf(*inputs)
     if ufunc.nout != 1:
         raise refuse(f"numpy.{name} has more than one result")
-    value = elementwise(ufunc, name, inputs, dtype, casting)
+    value = trace_ufunc(ufunc, name, inputs, dtype, casting)
     if isinstance(out, tuple):
         (out,) = out
     if out is ...:
@@ -84,7 +84,7 @@ def _is_scipy(ufunc: Any, name: str) -> bool:
     return special is not None and getattr(special, name, None) is ufunc
 
 
-def elementwise(
+def trace_ufunc(
     ufunc: Any, name: str, inputs: Sequence[Any], dtype: Any = None, casting: Any = "same_kind"
 ) -> TracedArray:
     """The elements that a ufunc with one result gives, in NumPy's dtype."""
@@ -223,7 +223,7 @@ def clip_array(
         return np.minimum(x, high)
     if high is None:
         return np.maximum(x, low)
-    return elementwise(_CLIP, "clip", (x, low, high))
+    return trace_ufunc(_CLIP, "clip", (x, low, high))
 
 
 def round_array(x: TracedArray, decimals: int = 0) -> Any:

@@ -23,7 +23,7 @@ from ..ir.expr import (
     Reduction,
     Shape,
     View,
-    canonical,
+    canonical_view,
     is_contiguous,
     is_zero,
     nodes,
@@ -76,7 +76,7 @@ class _Group:
     scans: bool = False  # along its axes, which are kept
 
     @property
-    def kept(self) -> Shape:
+    def output_shape(self) -> Shape:
         if self.scans:
             return self.shape
         return tuple(n for k, n in enumerate(self.shape) if k not in self.axes)
@@ -106,7 +106,7 @@ class Lowering:
     def program(self, result: Any) -> Program:
         outputs: list[TracedArray] = []
         if isinstance(result, CompressedArray):
-            raise self._only_selects(result)
+            raise self._trace_selection(result)
 
         def note_output(value: Any) -> Any:
             if isinstance(value, CompressedArray):
@@ -121,7 +121,7 @@ class Lowering:
         if not outputs:
             raise NotTraceable("it computes no array")
         if any(isinstance(m, MatrixProductArray) for m in self.following.made):
-            raise self._multiplies(result)
+            raise self._trace_product(result)
         if any(isinstance(m, LibraryCall) for m in self.following.made):
             raise self._calls_library(result)
         if all(o._expr.op == "input" and o._expr.data[0] < MADE for o in outputs):
@@ -129,7 +129,7 @@ class Lowering:
         return self._program(result, outputs)
 
     def _program(self, result: Any, outputs: list[TracedArray]) -> Program:
-        exprs = [_canonically(o._expr, o.shape) for o in outputs]
+        exprs = [_make_canonical(o._expr, o.shape) for o in outputs]
         self._settle(exprs)
         homes = self._homes(exprs, [o.shape for o in outputs])
         numbers = iter(self._number(exprs, homes, [o.shape for o in outputs]))
@@ -137,14 +137,14 @@ class Lowering:
         if len(nodes([r for k in kernels for r in k.roots])) > MOST_NODES:
             raise NotTraceable(f"it does more than {MOST_NODES} operations")
 
-        def named(value: Any) -> Any:
+        def number_output(value: Any) -> Any:
             if isinstance(value, TracedArray):
                 return Out(next(numbers), value.shape, value._scalar and not value.shape)
             return value
 
-        return Program(self.inputs, kernels, map_leaves(named, result))
+        return Program(self.inputs, kernels, map_leaves(number_output, result))
 
-    def _only_selects(self, result: CompressedArray) -> NotTraceable:
+    def _trace_selection(self, result: CompressedArray) -> NotTraceable:
         values, mask = result._values, result._mask
         if values.shape == mask.shape == (1,) and made_in(mask._expr):
             return OptionalTrace(self._program(ValueIfThere(values, mask), [values, mask]))
@@ -155,7 +155,7 @@ class Lowering:
             MaskedPoints(shape, dtype, values._expr, mask._expr, over, result._axis)
         )
 
-    def _multiplies(self, result: Any) -> MatrixProductTrace:
+    def _trace_product(self, result: Any) -> MatrixProductTrace:
         expr = result._expr if isinstance(result, TracedArray) else None
         if expr is not None and expr.op == "add" and is_zero(expr.args[1]):
             expr = expr.args[0]  # it is never minus zero
@@ -205,7 +205,7 @@ class Lowering:
             used.add(number)
             array = self._array(number)
             over = array.over if isinstance(array, ReductionResult) else array.shape
-            self.body[number] = _canonically(array.roots[0], over)
+            self.body[number] = _make_canonical(array.roots[0], over)
             left += made_in(self.body[number])
         for number in sorted(used):  # an array is made after those that it reads
             array = self._array(number)
@@ -232,7 +232,7 @@ class Lowering:
         if not made:
             return self._group(1, shape)
         latest = max((self.home[m] for m in made), key=lambda g: g.place)
-        if latest.axes and squeezed_axes(shape) == squeezed_axes(latest.kept):
+        if latest.axes and squeezed_axes(shape) == squeezed_axes(latest.output_shape):
             own = [n for n in nodes((expr,)) if n.op == "input" and n.data[0] in made
                    and self.home[n.data[0]] is latest]  # fmt: skip
             if all(is_contiguous(n.data[1], shape) for n in own):
@@ -255,7 +255,7 @@ class Lowering:
             small = squeezed_axes(shape)
             beside = [g for g in used if not g.axes and squeezed_axes(g.shape) == small]
             if not any(n.op in ("input", "index") for n in nodes((expr,))):
-                beside += [g for g in used if g.axes and squeezed_axes(g.kept) == small]
+                beside += [g for g in used if g.axes and squeezed_axes(g.output_shape) == small]
             homes[k] = max(beside, key=lambda g: (bool(g.axes), g.place))
         return homes
 
@@ -277,7 +277,7 @@ class Lowering:
                 dtype = body.dtype
                 if isinstance(array, ReductionResult):
                     dtype = array.reduction.dtypes[array.which]
-                leaf = node_of("input", (), dtype, (number, canonical(view, array.shape)))
+                leaf = node_of("input", (), dtype, (number, canonical_view(view, array.shape)))
                 built = self._build_output(leaf, array.shape, group)
                 self.numbers[number] = count + wanted.setdefault(built, len(wanted))
             for k, home in enumerate(homes):
@@ -307,7 +307,7 @@ class Lowering:
                 if self.home[number] is group:
                     return self._build_output(self.body[number], array.shape, group)
                 old = Expr("input", (), old.dtype, (self.numbers[number], view))
-            leaf = with_view(old, view_over(view, shape, group.kept))
+            leaf = with_view(old, view_over(view, shape, group.output_shape))
             return node_of(leaf.op, (), leaf.dtype, leaf.data)
 
         def change_leaf(leaf: Expr) -> Expr:
@@ -333,7 +333,7 @@ class Lowering:
         reductions = [
             Reduction(r.op, arg, r.dtypes) for r, arg in zip(group.reductions, args, strict=True)
         ]
-        outputs = _simplify_choices(group.outputs, group.kept)
+        outputs = _simplify_choices(group.outputs, group.output_shape)
         return Kernel(group.shape, tuple(outputs), tuple(reductions), group.axes)
 
 
@@ -344,8 +344,8 @@ def _simplify_choices(roots: list[Expr], shape: Shape) -> list[Expr]:
     return simplify_in_box(roots, tuple([(0, n) for n in shape]))
 
 
-def _canonically(expr: Expr, shape: Shape) -> Expr:
-    return change_views(expr, lambda view: canonical(view, shape))
+def _make_canonical(expr: Expr, shape: Shape) -> Expr:
+    return change_views(expr, lambda view: canonical_view(view, shape))
 
 
 def _graft(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:

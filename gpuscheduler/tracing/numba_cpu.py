@@ -75,13 +75,13 @@ class ScalarFunction:
         self.name = function.__name__
         odd: list[Any] = []
         every: dict[Any, int] = {}
-        words = _words(self.python, every, set(), odd)
+        words = _words_of(self.python, every, set(), odd)
         self.digest = hashlib.sha256(repr(words).encode()).hexdigest()
         catching = next((f for f in every if _has_try(f)), None)
         if catching is not None:
             raise NotCompiled(f"{place(catching)}: {CATCHES}")
         #: Whether it has a loop, or what it calls.
-        self.repeats = any(_repeats(f) for f in every)
+        self.repeats = any(_has_loop(f) for f in every)
         #: Whether the digest means the same in other processes.
         self.lasting = not odd
         self._lock = new_rlock()
@@ -113,7 +113,7 @@ class ScalarFunction:
         with self._lock:
             key = types, compiled
             if key not in self._results:
-                words = self._words("results" if compiled else "types", types)
+                words = self._words_of("results" if compiled else "types", types)
                 found = _decode_types(disk_cache.read(words))
                 if found is None:
                     with of_things_that_stay():
@@ -135,7 +135,7 @@ class ScalarFunction:
                 signature = from_dtype(gives)(*[from_dtype(t) for t in types])
                 vectorize: Any = numba.vectorize
                 made = vectorize(nopython=True)(one)
-                keep_ufunc_by(made, _DiskCache(self._words("ufunc", types, gives, part)))
+                keep_ufunc_by(made, _DiskCache(self._words_of("ufunc", types, gives, part)))
                 made.add(signature)
                 self._ufuncs[key] = made.build_ufunc().ufunc
             return self._ufuncs[key]
@@ -172,12 +172,13 @@ class ScalarFunction:
                 layout = ",".join(["(n)" if v else "()" for v in varies]) + "->(n)"
                 guvectorize: Any = numba.guvectorize
                 made = guvectorize(layout, nopython=True)(space["loop"])
-                keep_gufunc_by(made, _DiskCache(self._words("rows", types, gives, part, varies)))
+                words = self._words_of("rows", types, gives, part, varies)
+                keep_gufunc_by(made, _DiskCache(words))
                 made.add(signature)
                 self._ufuncs[key] = made.build_ufunc().ufunc
             return partial(_by_rows, self._ufuncs[key], varies)
 
-    def _words(self, what: str, types: tuple[DType, ...], *others: Any) -> Any:
+    def _words_of(self, what: str, types: tuple[DType, ...], *others: Any) -> Any:
         """What decides what is made of it; None where that is not known."""
         if not self.lasting or (what not in ("results", "types") and not numbered_apart()):
             return None
@@ -210,11 +211,11 @@ class ScalarFunction:
         several results, one."""
         names = ", ".join([f"a{n}" for n in range(count)])
         item = "" if part is None else f"[{part}]"
-        space = {"f": compiled or self._compiled, "__name__": __name__}
+        space = {"f": compiled or self._compiled_function, "__name__": __name__}
         return eval(f"lambda {names}: f({names}){item}", space)
 
     @cached_property
-    def _compiled(self) -> Any:
+    def _compiled_function(self) -> Any:
         return jit(self.python)
 
     def _numbers(self, given: Any) -> Any:
@@ -282,13 +283,13 @@ def jit(function: types.FunctionType, how: dict[str, Any] = HOW) -> Any:
         if isinstance(value, types.ModuleType) and not _is_library(vars(value)):
             return narrow_module(value, {*vars(value)}, lambda part, _: other_value(part))
         if kind == "CUDADispatcher":  # of `cuda.jit(device=True)`
-            return compiled(value.py_func)
+            return compile_once(value.py_func)
         again = kind == "CPUDispatcher" and how is not HOW  # of `njit`, to be compiled another way
         inner = value.py_func if again else value
         own = isinstance(inner, types.FunctionType) and not _is_library(inner.__globals__)
-        return compiled(inner) if own else value
+        return compile_once(inner) if own else value
 
-    def compiled(f: types.FunctionType) -> Any:
+    def compile_once(f: types.FunctionType) -> Any:
         if f not in done:
             done[f] = None
             copy = replace_globals(f, other_value)
@@ -298,7 +299,7 @@ def jit(function: types.FunctionType, how: dict[str, Any] = HOW) -> Any:
             raise NotCompiled(f"{place(f)}: it calls itself; write a loop")
         return done[f]
 
-    return compiled(function)
+    return compile_once(function)
 
 
 def _return_type(function: Any, types: tuple[DType, ...], how: dict[str, Any]) -> Any:
@@ -403,7 +404,7 @@ def _line_of(code: types.CodeType, name: str) -> str:
     return ""
 
 
-def _repeats(function: types.FunctionType) -> bool:
+def _has_loop(function: types.FunctionType) -> bool:
     """Whether its own code goes back to where it was."""
     return not _is_library(function.__globals__) and _goes_back(function.__code__)
 
@@ -423,7 +424,7 @@ def _goes_back(code: types.CodeType) -> bool:
 # ---- which functions are the same
 
 
-def _words(value: Any, seen: dict[Any, int], names: set[str], odd: list[Any]) -> Any:
+def _words_of(value: Any, seen: dict[Any, int], names: set[str], odd: list[Any]) -> Any:
     """Return words that decide what a function computes, equal in every process.
 
     Values of which nothing of the kind is known are added to `odd`. Of a module that is what code
@@ -442,27 +443,27 @@ def _words(value: Any, seen: dict[Any, int], names: set[str], odd: list[Any]) ->
         options = getattr(dispatcher_of(value), "targetoptions", {})
         return (
             _code_words(code),
-            [(n, _words(outside[n], seen, names, odd)) for n in sorted(names & outside.keys())],
-            [_words(v, seen, names, odd) for v in (*around, *given)],
-            [(n, _words(v, seen, names, odd)) for n, v in sorted(options.items())],
+            [(n, _words_of(outside[n], seen, names, odd)) for n in sorted(names & outside.keys())],
+            [_words_of(v, seen, names, odd) for v in (*around, *given)],
+            [(n, _words_of(v, seen, names, odd)) for n, v in sorted(options.items())],
         )
     if isinstance(value, types.ModuleType):
         space = vars(value)
         own = [] if _is_library(space) else sorted(names & space.keys())
-        return value.__name__, [(n, _words(space[n], seen, names - {n}, odd)) for n in own]
+        return value.__name__, [(n, _words_of(space[n], seen, names - {n}, odd)) for n in own]
     if isinstance(value, types.CodeType):
         return _code_words(value)
     if isinstance(value, enum.EnumMeta):
         members: Iterable[Any] = value.__members__.values()
-        return value.__name__, [_words(v, seen, names, odd) for v in members]
+        return value.__name__, [_words_of(v, seen, names, odd) for v in members]
     if isinstance(value, enum.Enum):
         kinds = [k.__name__ for k in type(value).__mro__]
-        return kinds, value.name, _words(value.value, seen, names, odd)
+        return kinds, value.name, _words_of(value.value, seen, names, odd)
     kind = type(value)
     if kind in (tuple, list):
-        return kind.__name__, [_words(v, seen, names, odd) for v in value]
+        return kind.__name__, [_words_of(v, seen, names, odd) for v in value]
     if isinstance(value, tuple) and (fields := getattr(kind, "_fields", None)):
-        return kind.__name__, fields, [_words(v, seen, names, odd) for v in value]
+        return kind.__name__, fields, [_words_of(v, seen, names, odd) for v in value]
     if kind is np.ndarray and not value.dtype.hasobject:
         layout = value.flags.c_contiguous, value.flags.f_contiguous
         content = hashlib.sha256(value.tobytes()).hexdigest()

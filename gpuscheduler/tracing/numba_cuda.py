@@ -423,12 +423,12 @@ def _python_sources(known: dict[Any, Any]) -> dict[str, Callable[..., Any]]:
 
 
 def _title(call: DeviceCall) -> str:
-    types = ", ".join(_word(a) for a in call.args)
+    types = ", ".join(_type_word(a) for a in call.args)
     what = "" if call.part is None else f", result {call.part}"
-    return f"{call.function.name}({types}) -> {_word(call.gives)}{what} has no device code"
+    return f"{call.function.name}({types}) -> {_type_word(call.gives)}{what} has no device code"
 
 
-def _word(short: str) -> str:
+def _type_word(short: str) -> str:
     import numpy as np
 
     return np.dtype("?" if short == "b1" else short).name

@@ -122,7 +122,9 @@ def _followed_by(call: Callable[..., Any], types: list[DType], lengths: Sequence
     except ViewTrace as error:
         program, result = None, error.result
     several = isinstance(result, (tuple, list))
-    out = [_pointwise(part, program, lengths) for part in (result if several else [result])]
+    out = [
+        _element_expression(part, program, lengths) for part in (result if several else [result])
+    ]
     return ResultTuple(out) if several else out
 
 
@@ -130,7 +132,7 @@ def _call_at_points(function: Callable[..., Any], args: tuple[Any, ...], *points
     return function(*points, *args)
 
 
-def _pointwise(part: Any, program: Any, lengths: Sequence[int]) -> Expr:
+def _element_expression(part: Any, program: Any, lengths: Sequence[int]) -> Expr:
     """A part of a program's result as an expression of single elements of its inputs."""
     if isinstance(part, ViewedInput):
         return _element(Expr("input", (), part.dtype, (part.array, part.view)), part.shape, lengths)

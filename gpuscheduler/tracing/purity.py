@@ -92,18 +92,18 @@ Read = tuple[Mapping[str, Any], str, Any]  # where a name was looked up, the nam
 CATCHES = "it catches errors, which neither symbols nor compiled arithmetic raise"
 
 
-def impure(function: Any, arrays: bool = False, points: bool = False) -> str | None:
+def why_impure(function: Any, arrays: bool = False, points: bool = False) -> str | None:
     """The reason why a function cannot run once for all chunks, or None for one that can.
 
     Such a function reads or changes something that it is not given. It may read `arrays` where each
     run looks at them again. With `points`, it gets Python's numbers, whose operations raise errors
     that it may catch.
 
-    >>> impure(lambda x: abs(x) + 1)
-    >>> impure(lambda x: print(x))
+    >>> why_impure(lambda x: abs(x) + 1)
+    >>> why_impure(lambda x: print(x))
     'it calls print'
     """
-    return _PurityReader(arrays, points).callable(function)
+    return _PurityReader(arrays, points).check_callable(function)
 
 
 def catches_errors(code: types.CodeType) -> bool:
@@ -131,14 +131,14 @@ def globals_read(function: Any) -> list[Read]:
     A plan made from the function holds while `where[name] is value`.
     """
     reading = _PurityReader(arrays=True)
-    reading.callable(function)
+    reading.check_callable(function)
     return reading.reads
 
 
 def functions_read(function: Any) -> tuple[Variable, ...]:
     """Users' functions and partials that a pure function is made of, and what these were."""
     reading = _PurityReader(arrays=True)
-    reading.callable(function)
+    reading.check_callable(function)
     return tuple(reading.functions)
 
 
@@ -148,7 +148,7 @@ def containers_read(function: Any) -> list[Any]:
     They belong to partials and compiled sub-graphs. A user's function may read no others.
     """
     reading = _PurityReader(arrays=True)
-    reading.callable(function)
+    reading.check_callable(function)
     return reading.containers
 
 
@@ -161,7 +161,7 @@ def reason_against_constant(constant: Any) -> tuple[str | None, list[Any]]:
     'it reads a numpy.random._generator.Generator'
     """
     reading = _PurityReader(arrays=True)
-    return reading.first([constant]), reading.containers
+    return reading.check_all([constant]), reading.containers
 
 
 class _PurityReader:
@@ -175,7 +175,7 @@ class _PurityReader:
         self.functions: list[Variable] = []
         self.seen: set[int] = set()
 
-    def callable(self, f: Any) -> str | None:
+    def check_callable(self, f: Any) -> str | None:
         """Why not, for anything that can be called."""
         if id(f) in self.seen or in_place_of(f) is not None:
             return None
@@ -183,18 +183,18 @@ class _PurityReader:
         if isinstance(f, functools.partial):
             self.functions.append((f, made_of(f)))
             words = [v for k, v in f.keywords.items() if k not in LIKE]
-            return self.first([f.func, *f.args, *words])
+            return self.check_all([f.func, *f.args, *words])
         if type(f).__name__ == "Compose" and hasattr(f, "funcs"):
             self.functions.append((f, made_of(f)))
-            return self.first([f.first, *f.funcs])
+            return self.check_all([f.first, *f.funcs])
         if is_curried(f):
             self.functions.append((f, made_of(f)))
-            return self.first([f.func, *f.args, *f.keywords.values()])
+            return self.check_all([f.func, *f.args, *f.keywords.values()])
         if isinstance(f, np.ufunc):
             return None
         if isinstance(f, types.FunctionType):
             if f.__code__.co_filename == COMPILED:
-                return self.first([v for k, v in f.__globals__.items() if k != "__builtins__"])
+                return self.check_all([v for k, v in f.__globals__.items() if k != "__builtins__"])
             return (
                 self._function(f)
                 if is_users(f)
@@ -212,7 +212,7 @@ class _PurityReader:
             return None if root_module(f) in TRUSTED else f"it calls {type_name(f)}"
         module = type(f).__module__
         if module.startswith("gpuscheduler."):  # with a user's function in it, maybe
-            return self.first([v for v in attributes_of(f).values() if callable(v)])
+            return self.check_all([v for v in attributes_of(f).values() if callable(v)])
         if isinstance(f, Dispatch):
             own = any(f is v for v in vars(dispatch).values())
             return None if own else "it calls a dask.utils.Dispatch, which can change"
@@ -220,15 +220,15 @@ class _PurityReader:
             return self._refuse_untrusted(f)
         return f"it calls an object of type {module}.{type(f).__qualname__}"
 
-    def first(self, values: Sequence[Any]) -> str | None:
+    def check_all(self, values: Sequence[Any]) -> str | None:
         """Why not, for the first of several constants or functions."""
         for value in values:
             if type(value) in CHANGEABLE:
                 self.containers.append(value)
             if _is_tuple(value) or type(value) is list:
-                reason = self.first(value)
+                reason = self.check_all(value)
             elif type(value) is dict:
-                reason = self.first(list(value.values()))
+                reason = self.check_all(list(value.values()))
             elif isinstance(value, np.ndarray) and value.dtype.hasobject:
                 reason = "it reads an array of objects"
             elif (
@@ -240,7 +240,7 @@ class _PurityReader:
             ):
                 reason = None
             elif callable(value):
-                reason = self.callable(value)
+                reason = self.check_callable(value)
             else:
                 reason = f"it reads a {type(value).__module__}.{type(value).__qualname__}"
             if reason:
@@ -275,7 +275,7 @@ class _PurityReader:
         """Why not, for what a library's function was made to call."""
         inner = [v for v in ClosureCells.of_function(f).values() if callable(v)]
         own = f.__globals__["__name__"].startswith("gpuscheduler.")
-        return None if own else self.first(inner)
+        return None if own else self.check_all(inner)
 
     def _function(self, f: types.FunctionType) -> str | None:
         """Why not, for a function of a user: by what its code names."""
@@ -310,7 +310,7 @@ class _PurityReader:
                     continue  # a variable of a function around this one, inside f
                 return f"it reads {names[0]}, which is not defined"
             value = where[names[0]]
-            reason = self._named(names, value, where)
+            reason = self._check_named(names, value, where)
             if reason:
                 return reason
         for constant in code.co_consts:
@@ -322,7 +322,9 @@ class _PurityReader:
                     return reason
         return None
 
-    def _named(self, names: tuple[str, ...], value: Any, where: Mapping[str, Any]) -> str | None:
+    def _check_named(
+        self, names: tuple[str, ...], value: Any, where: Mapping[str, Any]
+    ) -> str | None:
         """Why not, for `a.b.c` that the code reads, `a` being `value`."""
         name = names[0]
         self.reads.append((where, name, value))
@@ -357,7 +359,7 @@ class _PurityReader:
             return f"it passes on the module {value.__name__}"
         if callable(value):
             if where is not BUILTINS:
-                return self.callable(value)
+                return self.check_callable(value)
             return None if _is_safe(name) else f"it calls {name}"
         return self._constant(value, name)
 
@@ -369,7 +371,7 @@ class _PurityReader:
                 return f"it reads {name}, a tuple with an array, which can change"
             return next(filter(None, (self._constant(v, name) for v in value)), None)
         if callable(value):
-            return self.callable(value)
+            return self.check_callable(value)
         return f"it reads {name}, a {type(value).__qualname__}, which can change"
 
 

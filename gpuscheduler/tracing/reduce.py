@@ -22,7 +22,7 @@ from ..ir.expr import (
     Reduction,
     Shape,
     View,
-    canonical,
+    canonical_view,
     is_contiguous,
     nodes,
     view_of,
@@ -32,7 +32,7 @@ from ..ir.regions import simplify_in_box
 from .abstract import ReductionResult
 from .array import FEW, TracedArray, broadcast, look, reshape_array, scalar_if_point
 from .context import MADE, cast_to, constant, current, nothing, refuse, with_leaves
-from .elementwise import choose_elements, elementwise
+from .elementwise import choose_elements, trace_ufunc
 
 SHORT = 16  # elements of a row of arrays side by side, to be reduced one by one
 
@@ -146,10 +146,10 @@ def _are_a_few(x: TracedArray, axes: Shape) -> bool:
     """Whether rows are short windows that slide, or a few arrays side by side."""
     if x.dtype.kind == "c" or not 0 < math.prod(x.shape[k] for k in axes) <= SHORT:
         return False
-    return _is_short(x, axes) or any(slides for slides, _ in _slides(x, axes))
+    return _is_short(x, axes) or any(slides for slides, _ in _sliding_leaves(x, axes))
 
 
-def _slides(x: TracedArray, axes: Shape) -> list[tuple[bool, bool]]:
+def _sliding_leaves(x: TracedArray, axes: Shape) -> list[tuple[bool, bool]]:
     """For each leaf, whether it slides along one of these axes, and whether it varies along them.
 
     A leaf slides where it has the same stride along another axis.
@@ -172,7 +172,7 @@ def _are_weighted(x: TracedArray, axes: Shape) -> bool:
     """
     if not 0 < math.prod(x.shape[k] for k in axes) <= FEW:
         return False
-    leaves = _slides(x, axes)
+    leaves = _sliding_leaves(x, axes)
     return any(s for s, _ in leaves) and any(along and not s for s, along in leaves)
 
 
@@ -203,7 +203,7 @@ def _reduce_elements(op: str, x: TracedArray, axes: Shape, dtype: DType, keep: b
     for part in elements(x, axes):
         part = TracedArray(cast_to(part._expr, wide), part.shape)
         both = ADDED_UP[op]
-        out = part if out is None else elementwise(both, both.__name__, (out, part))
+        out = part if out is None else trace_ufunc(both, both.__name__, (out, part))
     assert out is not None
     out = TracedArray(cast_to(out._expr, dtype), out.shape)
     if keep:
@@ -270,7 +270,9 @@ def last_of_scan(x: TracedArray, out: TracedArray) -> Expr | None:
     if found is None:
         return None
     strides = last.strides if found is kept else last.strides[:axis] + last.strides[axis + 1 :]
-    if canonical(out._expr.data[1], found) != canonical(View(last.offset, strides), found):
+    if canonical_view(out._expr.data[1], found) != canonical_view(
+        View(last.offset, strides), found
+    ):
         return None
     ((value,), op) = scan.reduction.dtypes, SCANS[scan.reduction.op]
     whole = TracedArray(scan.reduction.arg, shape)

@@ -37,7 +37,7 @@ from .context import (
     with_leaves,
 )
 from .lower import Lowering
-from .purity import impure, is_plain
+from .purity import is_plain, why_impure
 from .reduce import scan
 
 # ruff: isort: off
@@ -92,7 +92,7 @@ def trace_function(
     >>> program.kernels[0].reductions[0].arg, program.result
     (multiply(input0, 2.0), Out(array=1, shape=(), scalar=True))
     """
-    reason = impure(call, points=points)
+    reason = why_impure(call, points=points)
     if reason:
         raise NotTraceable(reason)
     multiplies = products and matrices is not None
@@ -168,7 +168,7 @@ def _argument(value: Any) -> Any:
     if isinstance(value, dict | list | tuple) and not is_plain(value):
         return map_leaves(_argument, value)
     if callable(value) and not isinstance(value, type):
-        reason = impure(value, arrays=current.get().beside is not None)
+        reason = why_impure(value, arrays=current.get().beside is not None)
         if reason:
             raise NotTraceable(reason)
         return adapt_function(value)
@@ -227,7 +227,7 @@ def adapt_function(function: Any, inside: tuple[Any, ...] = ()) -> Any:
     if not isinstance(function, types.FunctionType):
         return function
     if function in inside:
-        if reason := impure(function):  # it would find the arrays themselves
+        if reason := why_impure(function):  # it would find the arrays themselves
             raise refuse(reason)
         return function
     # a user's globals can change, and arrays are of one run: nothing of them is kept

@@ -104,8 +104,10 @@ def on_gpus(where: str, count: int, repeat: int, matrix: int) -> None:
 
 
 def gpus(repeat: int, protocol: str, ipc: bool, matrix: int) -> None:
-    """One process that drives every GPU, and two workers with half of them each, which talk by
-    this protocol; with `ipc`, GPUs of one worker read what another's have."""
+    """Compare one process that drives every GPU with two workers of half the GPUs each.
+
+    The workers talk by this protocol. With `ipc`, GPUs of one worker read the memory of another's.
+    """
     import cupy
     from distributed import Client, LocalCluster
 

@@ -207,8 +207,11 @@ def sweep() -> None:
 
 
 def quarter() -> None:
-    """Products under a limit of a quarter of what they take, beside moving those bytes: over each
-    link by itself, and between the host and all GPUs at once."""
+    """Measure products under a limit of a quarter of what they take.
+
+    Beside them it moves those bytes over each link alone, and between the host and all GPUs at
+    once.
+    """
     with gpuscheduler.Scheduler(devices="cuda") as s:
         links = s.hardware.links()  # type: ignore[attr-defined]
     rates = dict(zip(("to", "from"), measure_pinned_copies(), strict=True))

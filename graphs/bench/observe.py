@@ -69,7 +69,7 @@ def loop_times(steps: int, repeat: int) -> dict[str, float]:
             seconds = process_time() - begin
         finally:
             gc.enable()
-        assert state.finished
+        assert state.is_finished
         if record is not None and level == "steps":
             assert sum(len(turn.events) for turn in record.turns) == 2 * steps
         if record is not None:
@@ -150,7 +150,7 @@ def main() -> None:
         return
     import cupy
 
-    side = max(1, int(said.launches**0.5))
+    side = max(1, int(said.launch_count**0.5))
 
     def replayed() -> Any:
         with config.set({"array.backend": "cupy"}):

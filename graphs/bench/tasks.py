@@ -54,8 +54,11 @@ def tasks(n: int = 100_000) -> None:
 
 
 def rounds() -> None:
-    """A round of an iteration: new collections, which Dask builds and the scheduler sees for the
-    first time; beside the same collection again and again, and beside planning each round anew."""
+    """Measure a round of an iteration: new collections, which Dask builds and the scheduler sees
+    for the first time.
+
+    Beside it run the same collection again, and planning each round anew.
+    """
     known = PlanCache.likeness
     for rows in (2**17, 2**15):  # blocks of 128 and of 32 MiB
         with gpuscheduler.Scheduler(devices="cuda"):

@@ -38,9 +38,11 @@ for size, title in windows:
 
 
 def windows() -> None:
-    """Reductions over sliding windows of 4 GiB on one GPU, beside the same by JAX, where there is
-    one, a copy of 4 GiB, and a filter of CuPy's on the whole array. JAX runs first, in a process of
-    its own: it leaves no memory to others."""
+    """Measure reductions over sliding windows of 4 GiB on one GPU.
+
+    Beside them run JAX, where it is installed, a copy of 4 GiB, and a filter of CuPy's on the whole
+    array. JAX runs first, in a process of its own: it leaves no memory to others.
+    """
     jax = subprocess.run([sys.executable, "-c", JAX_WINDOWS], capture_output=True, text=True)
     peer = dict(line.split(": ") for line in jax.stdout.splitlines())
     if jax.returncode:

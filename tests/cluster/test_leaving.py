@@ -1,5 +1,4 @@
-"""What clients and workers leave behind on a cluster when they go, in whatever way: nothing, and
-nobody waits for them."""
+"""Clients and workers leave nothing behind on a cluster when they go, and nobody waits for them."""
 
 from __future__ import annotations
 
@@ -205,8 +204,10 @@ def test_attachments_of_one_client_are_closed_in_any_order(cluster, order):
 
 @contextmanager
 def slow(monkeypatch):
-    """Workers that join now do not get ready until this ends: the events that one has begun, and
-    that it may go on."""
+    """Keep workers that join now from getting ready until this ends.
+
+    Gives two events: one has begun, and it may go on.
+    """
     begun, go = threading.Event(), threading.Event()
     make = scheduler_module.Scheduler
 

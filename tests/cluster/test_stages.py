@@ -55,8 +55,11 @@ def cuts(draw):
 
 
 def performed(c: StageGraph):
-    """The values that the caller gets, every stage given only the parcels that it reads, and every
-    stage and parcel pickled on its way, as between processes."""
+    """Return the caller's values, with stages run one by one.
+
+    Each stage gets only the parcels that it reads. Stages and parcels are pickled on their way, as
+    between processes.
+    """
     sent: dict[int, dict] = {}
     made: dict[int, dict] = {}
 
@@ -135,8 +138,10 @@ def test_the_cut_of_the_same_graph_is_the_same(case, workers):
 
 @pytest.mark.parametrize(("width", "times"), [(4, 100), (40, 200)])
 def test_what_goes_back_and_forth_without_end_stays_on_one_worker_in_the_end(width, times):
-    """Each task reads its own column's last one and its neighbours', half of the columns on another
-    worker: a level for each time."""
+    """Each task reads the last task of its own column and of its neighbours.
+
+    Half of the columns are on another worker: each step would be a level.
+    """
     dsk = {("x", 0, i): Task(("x", 0, i), int) for i in range(width)}
     for t in range(1, times):
         for i in range(width):

@@ -1,5 +1,7 @@
-"""What a worker does beside its stages, on clusters of one process, and what becomes of the options
-of Dask's client."""
+"""What a worker does beside its stages, on clusters of one process.
+
+Also what becomes of the options of Dask's client.
+"""
 
 from __future__ import annotations
 
@@ -606,7 +608,7 @@ def test_a_display_follows_a_run_on_a_cluster(attached):
     x = da.from_array(np.arange(100.0), chunks=10)
     with ProgressDisplay(after=0.0, every=0.001, screen=screen):
         assert float((x + 1).sum().compute()) == 5050
-        until(lambda: lines and not runs_under_way.every())
+        until(lambda: lines and not runs_under_way.runs())
     n = len(attached.plan((x + 1).sum()).graph.tasks)
     assert n in {row.total for row in rows}  # beside those of the workers, which are threads here
     assert any(f": {n} steps in " in line for line in lines)

@@ -1,5 +1,8 @@
-"""The CUDA reading of kernels without a GPU: what the text is, that it compiles, and, run on the
-host as C++, that it computes what NumPy does."""
+"""The CUDA text of kernels, tested without a GPU.
+
+What the text says, that it compiles, and that it computes what NumPy does when the host runs it as
+C++.
+"""
 
 from __future__ import annotations
 
@@ -568,8 +571,11 @@ def test_a_block_among_its_neighbours(host, case, over, vectors, monkeypatch):
 
 @st.composite
 def surrounded(draw):
-    """A sum of what lies around each point of a block among its neighbours, perhaps reduced again:
-    the lengths of blocks along each axis, the function, and the type."""
+    """A sum over the surroundings of each point of a block among its neighbours, perhaps reduced
+    again.
+
+    Given are the lengths of blocks along each axis, the function, and the type.
+    """
     edges = st.integers(0, 3)
     inner = st.sampled_from([8, 16, 24, 40]) | st.integers(8, 40)
     axes = st.tuples(edges, inner, edges)
@@ -838,8 +844,10 @@ CHAINS = {
     [(n, t) for n in CHAINS for t in ("i2", "i8", "f4", "c8") if n != "differences" or t == "f4"],
 )
 def test_a_long_chain_compiles_soon(name, dtype):
-    """NVRTC works out what a constant is each time that it occurs in what it works out next: with
-    40 values it never ended."""
+    """NVRTC works out a constant at each place where the next one uses it.
+
+    With 40 values it never ended.
+    """
     values = [Expr("input", (), np.dtype(dtype), (n, View(0, (1,)))) for n in range(22)]
     source = generate(Kernel((256,), (functools.reduce(CHAINS[name], values),))).source
     begun = time.perf_counter()
@@ -1192,8 +1200,10 @@ def test_signs_of_what_is_compared_are_in_the_machine_code(tmp_path, arch, op):
 
 
 def test_what_a_condition_depends_on_is_read_before_it():
-    """The inner condition depends on what is taken, and so does what it chooses: that is needed
-    wherever the outer one holds."""
+    """The inner condition depends on a value that is taken, and so does its choice.
+
+    That value is needed wherever the outer condition holds.
+    """
     place = index(View(0, (1,)))
     outer = Expr("less", (source(2, (8,), "f4"), constant(0, "f4")), "?")
     taken = Expr("taken", (Expr("input", (), "f4", (0, View(0, (0,)))), place), "f4")
@@ -1206,7 +1216,7 @@ def test_what_a_condition_depends_on_is_read_before_it():
         guard = tree.guards[number]
         assert guard is not None
         assert tree.nodes[guard].op == "less"
-        assert number not in tree.below([guard])
+        assert number not in tree.nodes_below([guard])
 
 
 def test_cases():

@@ -108,7 +108,7 @@ def reference(kernel, arrays):
         if reduction.op in ("sum", "prod"):
             found = [getattr(np, reduction.op)(value, axis=axes, dtype=reduction.dtypes[0])]
         elif reduction.op.startswith("arg"):
-            lines = np.moveaxis(value, axes, range(-len(axes), 0)).reshape(*kernel.kept, -1)
+            lines = np.moveaxis(value, axes, range(-len(axes), 0)).reshape(*kernel.output_shape, -1)
             at = getattr(np, reduction.op)(lines, -1)
             found = [at, np.take_along_axis(lines, at[..., None], -1)[..., 0]]
         elif reduction.op == "moment":
@@ -118,7 +118,7 @@ def reference(kernel, arrays):
             found = [NUMPY[reduction.op](value, axis=axes)]
         for j, (f, d) in enumerate(zip(found, reduction.dtypes, strict=True)):
             results[r, j] = np.asarray(f).astype(d)
-    return [whole(o, kernel.kept, arrays, results) for o in kernel.outputs]
+    return [whole(o, kernel.output_shape, arrays, results) for o in kernel.outputs]
 
 
 def check(kernel, arrays, block_bytes=TINY, rtol=0.0):
@@ -127,7 +127,7 @@ def check(kernel, arrays, block_bytes=TINY, rtol=0.0):
         expected = reference(kernel, arrays)
     assert len(found) == len(expected)
     for f, e, o in zip(found, expected, kernel.outputs, strict=True):
-        assert (f.shape, f.dtype) == (kernel.kept, o.dtype)
+        assert (f.shape, f.dtype) == (kernel.output_shape, o.dtype)
         assert f.flags.c_contiguous
         assert f.flags.writeable
         if rtol:
@@ -143,9 +143,9 @@ def check(kernel, arrays, block_bytes=TINY, rtol=0.0):
 
 def within(kernel, arrays, block_bytes, expected):
     """A part of a larger array is as good a place for the output."""
-    whole = np.empty(tuple(n + 3 for n in kernel.kept), expected.dtype)
+    whole = np.empty(tuple(n + 3 for n in kernel.output_shape), expected.dtype)
     whole.view(np.uint8 if whole.ndim else expected.dtype)[...] = 77
-    part = (*(slice(1, n + 1) for n in kernel.kept), ...)
+    part = (*(slice(1, n + 1) for n in kernel.output_shape), ...)
     with np.errstate(all="ignore"):
         (found,) = evaluate.evaluate(kernel, arrays, block_bytes, out=whole[part])
     np.testing.assert_array_equal(found, expected)

@@ -168,8 +168,8 @@ def test_sums_are_exact_where_numpys_are_not(always):
         reduction = Reduction("sum", x, (np.dtype("f8"),))
         kernel = Kernel(a.shape, (Expr("reduced", (), "f8", (0, 0)),), (reduction,), axes)
         (found,) = evaluate.evaluate(kernel, [a])
-        lines = np.moveaxis(a, axes, range(-len(axes), 0)).reshape(*kernel.kept, -1)
-        for at in np.ndindex(*kernel.kept[:1] if axes != (0,) else (5,)):
+        lines = np.moveaxis(a, axes, range(-len(axes), 0)).reshape(*kernel.output_shape, -1)
+        for at in np.ndindex(*kernel.output_shape[:1] if axes != (0,) else (5,)):
             exact = math.fsum(lines[at])
             assert abs(found[at] - exact) <= abs(lines[at].sum() - exact) + np.spacing(abs(exact))
 
@@ -267,7 +267,7 @@ def test_where_extremes_are(always, op, dtype, axes):
                 kernel = Kernel(shape, outputs, (reduction,), axes)
                 assert w == 2 or code_of(kernel) is not None
                 at, value = evaluate.evaluate(kernel, [array])
-                lines = np.moveaxis(a, axes, range(-len(axes), 0)).reshape(*kernel.kept, -1)
+                lines = np.moveaxis(a, axes, range(-len(axes), 0)).reshape(*kernel.output_shape, -1)
                 want = getattr(np, op)(lines, -1)
                 np.testing.assert_array_equal(at, want)
                 np.testing.assert_array_equal(
@@ -317,8 +317,11 @@ def test_short_rows(always, op, length):
 
 @pytest.mark.parametrize("length", [3, 16])
 def test_windows_across_two_parts(always, monkeypatch, length):
-    """Which part a point is of turns along two axes at once: each place of the short one is looked
-    at by itself, and no point of the other part is read, or chosen one by one."""
+    """The part that a point belongs to changes along two axes at once.
+
+    Each place of the short axis is looked at by itself. No point of the other part is read, or
+    chosen one by one.
+    """
     monkeypatch.setattr(regions, "PLACE_POINTS", 0)
     one, two = test_blocks.some((50, 4), seed=1), test_blocks.some((20, 4), seed=2)
     place = index(View(0, (1, 0, 1)))
@@ -605,6 +608,6 @@ def test_what_is_made_of_draws_is_machine_code(always, args, reduces):
         kernel = Kernel((1000, 3), (Expr("reduced", (), values.dtype, (0, 0)),), (reduction,), (1,))
     plan = evaluate._plan(kernel, None, evaluate.BLOCK_BYTES, ())
     if reduces:
-        assert plan.regions[0].drawn.reduces(plan)
+        assert plan.regions[0].drawn_numbers.has_reducing_code(plan)
     else:
-        assert plan.outputs[0].drawn.writes
+        assert plan.outputs[0].drawn_numbers.has_writing_code

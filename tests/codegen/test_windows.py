@@ -281,9 +281,9 @@ def test_deviations_beside_none(host, lengths, dtype):
 
 def test_a_slot_has_one_value():
     slots = ArgumentSlots()
-    assert slots.at("rows", 3) == slots.at("rows", 3) == 0
+    assert slots.slot_of("rows", 3) == slots.slot_of("rows", 3) == 0
     with pytest.raises(AssertionError, match="two values of rows"):
-        slots.at("rows", 4)
+        slots.slot_of("rows", 4)
 
 
 WEIGHTS = np.array([1.0, 4, 6, 4, 1], "f4") / 16

@@ -296,7 +296,10 @@ def test_any_graph_on_threads(case):
 
 @pytest.mark.parametrize("fake", [ShuffledDevices, LateDevices])
 def test_what_is_launched_behind_a_refused_copy_is_refused_too(fake):
-    """a fills all of 1, so b, on its way there, is refused; c and d, behind it, with 0 bytes."""
+    """a fills all of 1, so b, on its way there, is refused.
+
+    c and d, behind it, with 0 bytes, are refused as well.
+    """
     steps = ("a", "", 1, 8), ("b", "", 0, 8), ("c", "b", 1, 0), ("d", "c", 1, 0)
     plan = plan_of(*steps, memory=(8, 8))
     devices = fake(plan, random.Random(0), [8, 8, 0, 0], refuse=True)

@@ -38,7 +38,7 @@ def source():
 
 
 def words(text, arch=ARCH, fast_math=False, single=True):
-    return cuda_kernels._words(text, arch, (), fast_math, single)
+    return cuda_kernels._code_words(text, arch, (), fast_math, single)
 
 
 def test_machine_code_is_kept_from_process_to_process(folder):
@@ -104,7 +104,7 @@ def tasks(monkeypatch):
     device = SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90")
     monkeypatch.setattr(cuda_kernels.cupy.cuda, "Device", lambda number: device)
     monkeypatch.setattr(cuda_kernels.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(trace, "impure", lambda function, **_: None)  # as of a mesh's own
+    monkeypatch.setattr(trace, "why_impure", lambda function, **_: None)  # as of a mesh's own
     call = calling(halvings)
     return [
         fused(lambda x: apply_expression(call, [x]).sum()),

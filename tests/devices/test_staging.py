@@ -131,9 +131,9 @@ def test_which_arrays_go_so(monkeypatch):
         (x.reshape(-1, 4, 2, 1024)[:, :2, :1], False),  # each strip has 16 KiB
         (x.reshape(2, 4096, 4096)[:, :512], True),  # two of 8 MiB
     ):
-        assert staging.sends(array) is so
+        assert staging.can_stage(array) is so
     monkeypatch.setattr(staging, "calls", lambda: None)
-    assert not staging.sends(x)
+    assert not staging.can_stage(x)
 
 
 @pytest.mark.parametrize("step", [1, 2, -1])

@@ -74,7 +74,9 @@ def test_a_line_tells_of_waiting_and_spilling():
 
 def test_a_lost_device_is_an_error_of_the_log(caplog, monkeypatch):
     with caplog.at_level(logging.ERROR, "gpuscheduler"), Scheduler("cpu:2") as s:
-        monkeypatch.setattr(s.hardware, "lost", lambda error: DeviceLost("it answers no longer"))
+        monkeypatch.setattr(
+            s.hardware, "recognize_loss", lambda error: DeviceLost("it answers no longer")
+        )
         with pytest.raises(DeviceLost):
             da.ones(4, chunks=2).map_blocks(lambda b: 1 // 0, dtype=float).compute()
     (line,) = records(caplog, logging.ERROR)

@@ -71,7 +71,7 @@ def fetch(url):
 def taken_snapshot(**changes):
     """A snapshot of a small run, with changes to its first device."""
     with Scheduler("cpu:2", memory_limit="1 GiB", observe="steps") as s:
-        taker = SnapshotTaker(SchedulerFacts.of(s), "wave.py")
+        taker = SnapshotTaker(SchedulerFacts.from_scheduler(s), "wave.py")
         (da.ones(10_000, chunks=1000) + 1).sum().compute()
         found = json.loads(taker.encode())
     found["devices"][0] |= changes

@@ -178,7 +178,7 @@ def work(n=64):
 
 def test_a_snapshot_has_devices_layers_and_runs():
     with Scheduler("cpu:2", memory_limit="1 GiB", observe="steps") as s:
-        taker = SnapshotTaker(SchedulerFacts.of(s), "wave.py")
+        taker = SnapshotTaker(SchedulerFacts.from_scheduler(s), "wave.py")
         kept = da.ones(2**17, chunks=2**14).persist()
         for _ in range(3):
             work().compute()
@@ -230,7 +230,7 @@ def test_lanes_are_bounded_in_memory_and_time():
 def test_a_run_under_way_tells_how_much_is_left():
     seen, over = [], threading.Event()
     with Scheduler("cpu:2", observe="steps") as s:
-        taker = SnapshotTaker(SchedulerFacts.of(s), "wave.py")
+        taker = SnapshotTaker(SchedulerFacts.from_scheduler(s), "wave.py")
 
         def look(block):
             if block.size and not seen:
@@ -309,7 +309,7 @@ def test_host_rows_are_in_the_lane_of_the_host():
 
 def test_a_long_snapshot_is_cut_until_it_fits(monkeypatch):
     with Scheduler("cpu:2", observe="steps") as s:
-        taker = SnapshotTaker(SchedulerFacts.of(s), "wave.py")
+        taker = SnapshotTaker(SchedulerFacts.from_scheduler(s), "wave.py")
         for n in range(50):
             s.recorder.note("x" * 150, number=n)
         work().compute()

@@ -202,7 +202,7 @@ class Value:
 
 
 def test_intermediates_are_dropped_after_their_last_use():
-    """a - b - c - d: while c is made only b lives, while d is made only c does."""
+    """a - b - c - d. While c is made only b lives; while d is made only c does."""
     seen = []
     made = []
 

@@ -65,18 +65,18 @@ def test_reading_and_writing_are_steps_of_their_own():
     """And what is between them is one kernel, or one task."""
     x = da.from_array(Source(numbers()), chunks=SIDE)
     graph = graph_of(da.store((x * 2 + 1) / 3, np.empty(x.shape), lock=False, compute=False))
-    assert len(graph.aside) == 32
+    assert len(graph.aside_keys) == 32
     assert len(graph.tasks) == 48
-    assert not graph.again
+    assert not graph.again_keys
     graph = graph_of((x * 2).sum())
-    assert len(graph.aside) == len(graph.again) == 16
+    assert len(graph.aside_keys) == len(graph.again_keys) == 16
 
 
 def test_what_is_in_memory_is_not_in_a_file(tmp_path):
     m = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", shape=(40, 40))
     for source, n in ((np.ones((40, 40)), 0), (m, 4)):
         x = da.from_array(source, chunks=20)
-        assert len(graph_of(x + x.T).aside) == n
+        assert len(graph_of(x + x.T).aside_keys) == n
 
 
 def test_what_is_written_may_not_be_read_again_unless_it_is_surely_something_else(tmp_path):
@@ -96,7 +96,7 @@ def test_what_is_written_may_not_be_read_again_unless_it_is_surely_something_els
         ):
             x = da.from_array(source, chunks=2)
             graph = graph_of(da.store(x + 1, target, lock=False, compute=False))
-            assert len(graph.again) == 4 * may, (source, target)
+            assert len(graph.again_keys) == 4 * may, (source, target)
 
 
 def test_a_slice_of_a_block_reads_only_the_slice(tmp_path):
@@ -257,8 +257,11 @@ def test_an_array_of_several_times_the_memory(tmp_path, kind):
 
 
 def test_half_a_gigabyte_in_64_mib(tmp_path):
-    """In a process of its own, so that the memory it takes can be told: 512 MiB through zarr and
-    back in a limit of 64 MiB. What is beside that are zarr's own buffers."""
+    """Copy 512 MiB through Zarr and back in a limit of 64 MiB.
+
+    It runs in its own process, so that its memory can be measured. What is beside that are zarr's
+    own buffers.
+    """
     code = f"""
 import resource, numpy as np, dask.array as da, zarr
 from gpuscheduler import Scheduler

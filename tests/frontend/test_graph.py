@@ -564,7 +564,7 @@ def test_the_order_holds_no_more_than_dasks(name):
 
 @st.composite
 def graphs_with_aliases(draw):
-    """Each task i is also known as ("p", i) and ("q", i), and is read by any of the three names."""
+    """Each task i is also known as ("p", i) and ("q", i). Readers use any of the three names."""
     dsk = {}
     for i in range(draw(st.integers(1, 15))):
         below = st.tuples(st.sampled_from("ipq"), st.integers(0, i - 1)) if i else st.nothing()
@@ -596,9 +596,10 @@ def test_what_is_ready_and_frees_what_it_reads_is_run_at_once():
 
 
 def test_what_was_begun_is_finished_first():
-    """
-    a   b   c   d      e is made as soon as a and b are, and then a and b can go;
-     \\ /     \\ /       not a, b, c, d, and then e and f.
+    """e is made as soon as a and b are, and then a and b can go.
+
+    a   b   c   d      The order is not a, b, c, d, and then e and f.
+     \\ /     \\ /
       e       f
        \\_ g _/
     """
@@ -664,11 +665,11 @@ def test_sending_an_array_becomes_a_step_of_its_own():
     a = np.ones((400, 400))
     x = da.from_array(a, chunks=200, name="x")
     graph = sent_graph((sending(x) * 2 + 1).sum())
-    assert graph.sent == {("x-sent", i, j) for i in (0, 1) for j in (0, 1)}
-    assert graph.sent == graph.aside == graph.again
-    assert all(graph.blocks[k].kind == "cupy.ndarray" for k in graph.sent)
-    assert {graph.sizes[k] for k in graph.sent} == {320_000}
-    readers = [k for k, needs in graph.needs.items() if graph.sent & set(needs)]
+    assert graph.sent_keys == {("x-sent", i, j) for i in (0, 1) for j in (0, 1)}
+    assert graph.sent_keys == graph.aside_keys == graph.again_keys
+    assert all(graph.blocks[k].kind == "cupy.ndarray" for k in graph.sent_keys)
+    assert {graph.sizes[k] for k in graph.sent_keys} == {320_000}
+    readers = [k for k, needs in graph.needs.items() if graph.sent_keys & set(needs)]
     assert len(readers) == 4
     values = {("x", 0, 0): np.ones((200, 200))}
     reader = next(k for k in readers if k[1:] == (0, 0))
@@ -678,39 +679,41 @@ def test_sending_an_array_becomes_a_step_of_its_own():
 def test_a_task_that_only_sends_becomes_that_step():
     a = np.ones((400, 400))
     graph = sent_graph(sending(da.from_array(a, chunks=200, name="x")))
-    assert len(graph.tasks) == len(graph.sent) == 4
-    assert not any("sent" in k[0] for k in graph.sent)
-    assert not graph.again  # results are not dropped to be sent again
+    assert len(graph.tasks) == len(graph.sent_keys) == 4
+    assert not any("sent" in k[0] for k in graph.sent_keys)
+    assert not graph.again_keys  # results are not dropped to be sent again
 
 
 def test_what_is_not_sent():
     small = da.from_array(np.ones((4, 4)), chunks=2)
-    assert not sent_graph(sending(small) + 1).sent  # its task does that in less time
+    assert not sent_graph(sending(small) + 1).sent_keys  # its task does that in less time
     a = np.ones((400, 400))
     for odd in (a.astype(">f8"), a.astype("O"), a.astype("m8[s]")):
-        assert not sent_graph(sending(da.from_array(odd, chunks=200))).sent
+        assert not sent_graph(sending(da.from_array(odd, chunks=200))).sent_keys
     x = da.from_array(a, chunks=200)
-    assert not sent_graph(x + 1).sent
-    assert not sent_graph(da.map_blocks(lambda b: to_cupy_dispatch(b) + b, x, meta=x._meta)).sent
-    assert not from_dask(*received_by_scheduler(sending(x) + 1)).sent
+    assert not sent_graph(x + 1).sent_keys
+    assert not sent_graph(
+        da.map_blocks(lambda b: to_cupy_dispatch(b) + b, x, meta=x._meta)
+    ).sent_keys
+    assert not from_dask(*received_by_scheduler(sending(x) + 1)).sent_keys
 
 
 def test_a_block_that_is_also_read_on_the_host_stays_there_too():
     x = da.from_array(np.ones((400, 400)), chunks=200, name="x")
     graph = sent_graph(sending(x) + 1, x + 1)
     hosts = [k for k, c in graph.constants.items() if c]
-    assert len(graph.sent) == len(hosts) == 4
+    assert len(graph.sent_keys) == len(hosts) == 4
 
 
 def test_blocks_of_a_file_are_sent_where_all_that_read_them_would(tmp_path):
     np.save(tmp_path / "a.npy", np.ones((400, 400)))
     x = da.from_array(np.load(tmp_path / "a.npy", mmap_mode="r"), chunks=200, name="x")
     graph = sent_graph(sending(x) + 1)
-    assert graph.sent == graph.aside == graph.again
-    assert len(graph.sent) == 4
+    assert graph.sent_keys == graph.aside_keys == graph.again_keys
+    assert len(graph.sent_keys) == 4
     graph = sent_graph(sending(x) + 1, x + 1)
-    assert not graph.sent
-    assert len(graph.aside) == 4
+    assert not graph.sent_keys
+    assert len(graph.aside_keys) == 4
 
 
 def test_an_input_that_is_also_in_a_list_is_not_sent():
@@ -720,7 +723,7 @@ def test_an_input_that_is_also_in_a_list_is_not_sent():
     x = np.ones((200, 200))
     for rest, count in ((List(TaskRef("x"), 1), 0), (List(2, 1), 1)):
         task = Task("y", _execute_subgraph, inner, "d", ("u", "v"), TaskRef("x"), rest)
-        assert len(from_dask({"x": x, "y": task}, "y", send=True).sent) == count
+        assert len(from_dask({"x": x, "y": task}, "y", send=True).sent_keys) == count
 
 
 def test_what_is_sent_may_be_read_again_unless_a_result_replaces_it():
@@ -729,8 +732,8 @@ def test_what_is_sent_may_be_read_again_unless_a_result_replaces_it():
     for target, again in ((a, 0), (a[::-1], 0), (b, 4)):
         stored = da.store(sending(x) + 1, target, lock=False, compute=False)
         graph = sent_graph(stored)
-        assert len(graph.sent) == 4
-        assert len(graph.again) == again
+        assert len(graph.sent_keys) == 4
+        assert len(graph.again_keys) == again
 
 
 def test_what_is_sent_goes_where_its_reader_is_pinned():
@@ -738,7 +741,7 @@ def test_what_is_sent_goes_where_its_reader_is_pinned():
     with dask.annotate(device=3):
         y = sending(x) + 1
     graph = sent_graph(y)
-    assert {graph.pins[k] for k in graph.sent} == {3}
+    assert {graph.pins[k] for k in graph.sent_keys} == {3}
 
 
 def test_a_part_of_what_a_task_inside_makes_has_no_known_size():

@@ -16,7 +16,6 @@ from gpuscheduler.frontend.compiled_task import Chain, CompiledCall
 from gpuscheduler.frontend.rebuild import swap_parts
 from gpuscheduler.frontend.task import (
     OwnTask,
-    alike_of,
     bytes_touched_by,
     describe,
     kernels_of,
@@ -25,6 +24,7 @@ from gpuscheduler.frontend.task import (
     members_of,
     original_of,
     sequence_of,
+    work_identity_of,
 )
 from gpuscheduler.fusion.horizontal import SequentialTasks, TupleItemKey
 from gpuscheduler.fusion.residency import HostTask
@@ -194,7 +194,7 @@ def test_tasks_of_dask_have_the_defaults():
     assert sequence_of(task) == (("x", task),)
     assert (members_of(task), kernels_of(task), bytes_touched_by(task)) == ((), (), None)
     assert original_of(task) is task
-    assert alike_of(task) is add
+    assert work_identity_of(task) is add
     assert not launches_only(task)
     assert describe(DataNode("x", 1)).words == "value"
     assert describe(Task("x", partial(partial(add, 1)), 2)).words == "call of add"
@@ -203,14 +203,14 @@ def test_tasks_of_dask_have_the_defaults():
 def test_batches_of_one_program_are_alike():
     one, two = kernel_task(), kernel_task(key="b")
     two.program = one.program
-    assert alike_of(Batch(TupleItemKey(("a",)), [one], True)) is alike_of(two)
+    assert work_identity_of(Batch(TupleItemKey(("a",)), [one], True)) is work_identity_of(two)
 
 
 def test_batch_for_other_data_remembers_nothing():
     batch = MAKE[Batch]()
     batch.ready["device"] = 1
-    assert batch.known()
-    assert not batch.with_data(()).known()
+    assert batch.knows_inputs()
+    assert not batch.with_data(()).knows_inputs()
 
 
 def test_array_behind_a_slot_is_brought_to_the_host():

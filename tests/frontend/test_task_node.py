@@ -61,7 +61,14 @@ def test_dropped_task_leaves_no_fact_behind():
     graph.rewire("c", ("a",), ("a",))
     graph.drop("b")
     graph.validate()
-    for facts in (graph.tasks, graph.needs, graph.names, graph.constants, graph.why, graph.pins):
+    for facts in (
+        graph.tasks,
+        graph.needs,
+        graph.names,
+        graph.constants,
+        graph.reasons,
+        graph.pins,
+    ):
         assert "b" not in facts
     assert dict(graph.sizes) == {"x": 8, "a": 8}
 
@@ -70,7 +77,7 @@ def test_views_show_one_fact_of_all_tasks():
     graph = small()
     assert list(graph.tasks) == ["x", "a", "b", "c"]
     assert dict(graph.pins) == {"a": 1}
-    assert dict(graph.why) == {"b": "it is small"}
+    assert dict(graph.reasons) == {"b": "it is small"}
     assert dict(graph.constants) == {"b": {"k": 7}}
     assert graph.constants.get("a") is None
     assert graph.pins.get("nobody", 5) == 5
@@ -78,18 +85,18 @@ def test_views_show_one_fact_of_all_tasks():
         1, False, True, False,
     )  # fmt: skip
     graph.note("a", aside=True, sent=True)
-    assert graph.sent == {"a"}
-    assert (graph.sent | {"b"}) - graph.aside == {"b"}
+    assert graph.sent_keys == {"a"}
+    assert (graph.sent_keys | {"b"}) - graph.aside_keys == {"b"}
     with pytest.raises(KeyError):
-        graph.why["a"]
+        graph.reasons["a"]
 
 
 def test_note_of_none_takes_a_fact_back():
     graph = small()
     graph.note("b", why=None)
-    assert dict(graph.why) == {}
+    assert dict(graph.reasons) == {}
     graph.note("b", why="again")
-    assert dict(graph.why) == {"b": "again"}
+    assert dict(graph.reasons) == {"b": "again"}
 
 
 def test_unknown_fact_is_refused():

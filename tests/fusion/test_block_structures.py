@@ -140,8 +140,10 @@ PARTS = [
 
 
 def task_of_each(function, x, *others):
-    """A collection that says of its blocks what x says of its own, as Dask's frexp makes its parts:
-    a task of its graph for each."""
+    """A collection with one task for each block of x.
+
+    It says of its blocks what x says of its own, as Dask's frexp makes its parts.
+    """
     name = f"part-{function!r}-{dask.base.tokenize(function, x, others)}"
     keys = dask.core.flatten(x.__dask_keys__())
     dsk = {(name, *key[1:]): (function, key, *others) for key in keys}

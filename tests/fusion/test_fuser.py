@@ -55,7 +55,7 @@ def test_stencils_of_very_many_places_read_joined_neighbours():
     """81 places of nine blocks have no room among a kernel's arguments."""
     x = da.from_array(np.ones((300, 300), "f4"), chunks=100)
     y = da.map_overlap(smooth, x, depth=4, boundary="reflect", dtype="f4")
-    every = [t.program.kernels for t in programs(FusionPass(graph_of(y), 0, on_gpus=True).fused())]
+    every = [t.program.kernels for t in programs(FusionPass(graph_of(y), 0, on_gpus=True).fuse())]
     blocks = [kernels for kernels in every if len(kernels) > 1]
     assert len(blocks) == 9
     for first, second in blocks:
@@ -80,9 +80,9 @@ def test_stencils_are_kernels_on_gpus_and_tasks_on_cpus(scheduler, boundary):
     np.testing.assert_allclose(u.compute(), u.compute(scheduler="sync"))
     for on_gpus in (True, False):
         fuser = FusionPass(graph_of(u), 0, on_gpus=on_gpus)
-        stencils = [t for t in programs(fuser.fused()) if len(t.names) > 2]
+        stencils = [t for t in programs(fuser.fuse()) if len(t.names) > 2]
         assert bool(stencils) == on_gpus
-        assert any("joins parts" in r for r in fuser.graph.why.values()) != on_gpus
+        assert any("joins parts" in r for r in fuser.graph.reasons.values()) != on_gpus
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def scheduler():
 
 
 def fused(*collections, **options):
-    return FusionPass(graph_of(*collections), **options).fused()
+    return FusionPass(graph_of(*collections), **options).fuse()
 
 
 def programs(graph):
@@ -143,7 +143,7 @@ def test_a_reduction_is_a_kernel_for_each_block_and_for_each_step_of_its_tree(sc
     x = array(16, 4)
     y = (x * x).sum(split_every=2)
     graph = fused(y)
-    assert not {k: graph.why.get(k) for k in others(graph)}
+    assert not {k: graph.reasons.get(k) for k in others(graph)}
     shapes = [k.shape for p in programs(graph) for k in p.program.kernels if k.reductions]
     assert shapes.count((4, 4)) == 16
     check(y, exact=False)
@@ -160,7 +160,7 @@ def test_generated_arrays_need_no_memory(scheduler):
 
 
 def test_producer_of_one_reader_is_inlined(scheduler):
-    """a -> b, where b is in another shape and so in a layer of its own: one kernel of the two."""
+    """a -> b become one kernel. b has another shape, and so is in a layer of its own."""
     a = array() + 1
     b = a.T * 2 + a.T[:, ::-1]
     check(b)
@@ -218,8 +218,8 @@ def test_untraceable_function_stays_a_task_with_a_reason(scheduler, function, wh
     y = x.map_blocks(function, dtype="f8", meta=x._meta)
     graph = fused(y)
     assert not programs(graph)
-    assert graph.why
-    for reason in graph.why.values():
+    assert graph.reasons
+    for reason in graph.reasons.values():
         assert why in reason, reason
     check(y)
 
@@ -375,7 +375,7 @@ def test_small_tasks_are_not_worth_a_kernel(monkeypatch):
     y = array() * 2 + 1
     graph = fused(y, least=2**20)
     assert not programs(graph)
-    assert set(graph.why.values()) == {"it touches less than 1,048,576 bytes"}
+    assert set(graph.reasons.values()) == {"it touches less than 1,048,576 bytes"}
 
 
 def test_without_fusion_nothing_is_a_kernel():
@@ -487,7 +487,7 @@ def test_callbacks_see_the_tasks_as_they_were(scheduler):
     assert len(seen) >= 4
     dsk, keys = received_by_scheduler(y)
     plain = from_dask(dsk, keys, started=lambda _: None)
-    whole = FusionPass(from_dask(dsk, keys, started=lambda _: None), merge=False).fused()
+    whole = FusionPass(from_dask(dsk, keys, started=lambda _: None), merge=False).fuse()
     assert list(plain.tasks) == list(whole.tasks)
 
 
@@ -565,7 +565,7 @@ def test_tracing_leaves_no_reference_cycle_to_the_graph(function):
     gc.disable()
     try:
         fuser = FusionPass(graph_of(x))
-        fuser.fused()
+        fuser.fuse()
         gone = weakref.ref(fuser)
         del fuser
         assert gone() is None
@@ -578,9 +578,9 @@ def test_operation_without_a_cuda_kernel_stays_a_task():
     x = da.from_array(np.linspace(-1, 1, 64, dtype="f2"), chunks=16)
     for on_gpus in (True, False):
         fuser = FusionPass(graph_of(da.nextafter(x * 2, x) + 1), 0, on_gpus=on_gpus)
-        assert bool(programs(fuser.fused())) != on_gpus
+        assert bool(programs(fuser.fuse())) != on_gpus
         assert (
-            any("no kernel for nextafter of float16" in r for r in fuser.graph.why.values())
+            any("no kernel for nextafter of float16" in r for r in fuser.graph.reasons.values())
             == on_gpus
         )
 
@@ -597,8 +597,8 @@ def test_scan_is_stored_once_for_several_readers(scheduler):
         (y.mean(axis=0), 4),
         (da.diff(y), 4),
     ):  # fmt: skip
-        found = programs(FusionPass(graph_of(z), 0, on_gpus=True).fused())
-        assert sum(k.scans for t in found for k in t.program.kernels) == scans
+        found = programs(FusionPass(graph_of(z), 0, on_gpus=True).fuse())
+        assert sum(k.is_scan for t in found for k in t.program.kernels) == scans
         np.testing.assert_allclose(z.compute(), z.compute(scheduler="sync"))
 
 
@@ -606,7 +606,7 @@ def test_scan_is_stored_once_for_several_readers(scheduler):
 def test_last_element_of_a_scan_is_split_off(scheduler, last):
     """Where the last block is thin, what comes before it disappears into its only reader."""
     x = da.from_array(np.ones((400 + last, 200)), chunks=(100, 100)) * 2
-    graph = FusionPass(graph_of(da.cumsum(x, axis=0)), 0, 0, on_gpus=True).fused()
+    graph = FusionPass(graph_of(da.cumsum(x, axis=0)), 0, 0, on_gpus=True).fuse()
     order = {key: n for n, key in enumerate(graph.tasks)}
     assert all(order[d] < order[key] for key in order for d in graph.needs.get(key, ()))
 

@@ -245,8 +245,10 @@ STEPS = (_unary, _unary, _binary, _binary, _binary, _slice, _reduce, _reduce, _t
 
 
 def of_moments(x):
-    """Whether there are variances in it: of values that differ by rounding alone, it depends on
-    how they were rounded whether there is any."""
+    """Whether an expression has variances.
+
+    Rounding alone may decide whether values that should be equal have one.
+    """
     return any(name.startswith(("var", "std", "moment")) for name in x.dask.layers)
 
 

@@ -21,7 +21,7 @@ from tests.support.strategies import graph_of
 
 
 def merged(*collections):
-    return merge_siblings(FusionPass(graph_of(*collections)).fused())
+    return merge_siblings(FusionPass(graph_of(*collections)).fuse())
 
 
 def reading(graph):
@@ -211,7 +211,7 @@ def test_merged_tasks_that_do_not_fit_in_memory_run_apart():
 
 def test_merge_leaves_its_graph_unchanged():
     x = rows()
-    graph = FusionPass(graph_of(x.mean(axis=0), x.var(axis=0))).fused()
+    graph = FusionPass(graph_of(x.mean(axis=0), x.var(axis=0))).fuse()
     before = {f.name: str(getattr(graph, f.name)) for f in fields(graph)}
     assert merge_siblings(graph) is not graph
     assert before == {f.name: str(getattr(graph, f.name)) for f in fields(graph)}

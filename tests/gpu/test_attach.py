@@ -1,5 +1,7 @@
-"""A cluster of two worker processes, each with a scheduler of its own over two GPUs if
-there are as many."""
+"""A cluster of two worker processes, each with its own scheduler.
+
+Each has two GPUs if there are as many.
+"""
 
 import time
 

@@ -1,5 +1,6 @@
-"""Special values of complex operations in kernels on a GPU: those of NumPy, as far as C's standard
-says what they are."""
+"""Complex operations in kernels on a GPU give NumPy's special values, as far as C's standard
+defines them.
+"""
 
 import numpy as np
 import pytest

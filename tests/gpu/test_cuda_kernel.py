@@ -55,7 +55,7 @@ def run(kernels, arrays, one=False, **options):
         row[:] = m.slots
         for slot, n, offset in m.inputs:
             row[slot] = (own[n].data.ptr + offset) % 2**64
-        outs.append([cupy.empty(kernel.kept, o.dtype) for o in kernel.outputs])
+        outs.append([cupy.empty(kernel.output_shape, o.dtype) for o in kernel.outputs])
         for slot, out in zip(m.outputs, outs[-1], strict=True):
             row[slot] = out.data.ptr
         if m.scratch is not None:

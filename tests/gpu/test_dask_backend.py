@@ -132,7 +132,10 @@ def test_large_chunks_use_every_state_more_than_once():
 def test_chunks_have_seeds_of_63_bits():
     seed = np.random.SeedSequence(3)
     source = random_generator._source(cupy, seed, 1000)
-    assert source.bit_generator._seed == random_generator._WideSeed.of(seed).generate_state(1)[0]
+    assert (
+        source.bit_generator._seed
+        == random_generator._WideSeed.from_sequence(seed).generate_state(1)[0]
+    )
     assert source.bit_generator._seed > 2**32
 
     # the upper half is not lost on the way to the device
@@ -140,7 +143,7 @@ def test_chunks_have_seeds_of_63_bits():
         def generate_state(self, n_words, dtype=np.uint32):
             return super().generate_state(n_words, dtype) & np.uint64(2**32 - 1)
 
-    truncated = cupy.random.Generator(cupy.random.Philox4x3210(Low.of(seed), size=1024))
+    truncated = cupy.random.Generator(cupy.random.Philox4x3210(Low.from_sequence(seed), size=1024))
     a, b = source.random(1000), truncated.random(1000)
     assert not (a == b).any()
 

@@ -67,8 +67,10 @@ if STAND_IN:  # the host takes long
 
 
 def come_back_elsewhere(scheduler, chunk):
-    """Put a persisted chunk at another address of its device, as if it had been away; what was
-    there is nothing any more. Its new place is given."""
+    """Put a persisted chunk at another address of its device, as if it had been away.
+
+    Its old memory is overwritten. Its new place is given.
+    """
     held = chunk.places[chunk.place]
     with cupy.cuda.Device(scheduler.hardware.ids[chunk.place]):
         moved = cuda_lane.HeldValue(held.value.copy())
@@ -358,8 +360,10 @@ def test_numpy_chunks_stay_numpy(scheduler, x):
 
 
 def test_transposes_many_times(scheduler):
-    """Every block crosses: a race between streams shows as a wrong value sooner or later, and on
-    the stand-in at once."""
+    """Every block crosses.
+
+    A race between streams shows as a wrong value sooner or later, and on the stand-in at once.
+    """
     x = np.random.default_rng(2).random((512, 512))
     a = cupy_array(x, 32)
     want = x + x.T
@@ -435,8 +439,11 @@ def test_blocks_that_one_launch_makes_are_persisted_one_by_one(scheduler):
 
 
 def test_persisted_blocks_leave_and_come_back(tmp_path, x):
-    """Twelve blocks of 80 kB in room for six: in pinned memory, where that is full in files, and
-    back; prepared launches notice that their arrays have moved."""
+    """Twelve blocks of 80 kB share room for six.
+
+    They go to pinned memory, to files where that is full, and back. Prepared launches notice that
+    their arrays have moved.
+    """
     before = used_bytes()
     options = {"memory_limit": 3 * 80_000, "check": True, "spill_directory": str(tmp_path)}
     for host_memory in (2**30, 200_000):
@@ -463,8 +470,10 @@ def test_persisted_blocks_leave_and_come_back(tmp_path, x):
 
 
 def test_rounds_of_an_iteration(scheduler, planned):
-    """New arrays at each round, on a plan that was made for those of the first: also where one
-    launch does many blocks, whose addresses it has by heart."""
+    """Each round has new arrays, on the plan of the first round.
+
+    This includes launches of many blocks, which keep the addresses of their arrays.
+    """
     a, b = np.random.default_rng(2).random((2, 512, 64)).astype("f4")
     x, y = cupy_array(a, (16, 64)).persist(), cupy_array(b, (16, 64)).persist()
     start, v, w = len(planned), np.zeros(64, "f4"), cupy.zeros(64, "f4")
@@ -902,8 +911,10 @@ def test_kernels_of_a_plan_are_compiled_several_at_a_time_and_once(monkeypatch):
 
 
 def test_what_comes_behind_a_run_that_has_not_ended_on_its_device(scheduler):
-    """The caller's stream comes behind it: the graph's arrays may be written to, and their memory
-    used again, as if it were over."""
+    """The caller's stream comes behind the run.
+
+    The graph's arrays may be written to, and their memory used again, as if the run were over.
+    """
     a = cupy.zeros((SIDE, SIDE), "f4")
     part = SIDE // 4
     dsk = {("a", n, 0): a[n * part : (n + 1) * part] for n in range(4)}
@@ -1032,7 +1043,7 @@ def test_two_threads_that_look_for_what_is_done_find_each_step_once():
             pass
 
     told, failed = [], []
-    lane = cuda_lane.DeviceLane.on(0, 0)
+    lane = cuda_lane.DeviceLane.create(0, 0)
     devices = [SimpleNamespace(tell=told.extend) for _ in range(2)]
 
     def look(wait):
@@ -1058,7 +1069,7 @@ def test_two_threads_that_look_for_what_is_done_find_each_step_once():
 
 def test_steps_that_take_longer_than_foreseen_are_waited_for_one_by_one():
     """What is known of a task is what it reads and makes, not how much it does."""
-    lane = cuda_lane.DeviceLane.on(0, 0)
+    lane = cuda_lane.DeviceLane.create(0, 0)
     try:
         assert lane.together == cuda_lane.MOST_TOGETHER
         for seconds, steps, then in (
@@ -1081,7 +1092,7 @@ def test_a_device_that_fails_says_so_however_it_is_asked(wait):
         synchronize = done.fget
 
     told = []
-    lane = cuda_lane.DeviceLane.on(0, 0)
+    lane = cuda_lane.DeviceLane.create(0, 0)
     try:
         devices = SimpleNamespace(tell=told.extend)
         lane.queued.append((Broken(), devices, [3, 4]))

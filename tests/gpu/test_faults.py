@@ -116,8 +116,10 @@ def notes_of(function):
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 @pytest.mark.parametrize("name", [*VERBS, *PARTS])
 def test_a_fault_at_any_position(name, devices, tmp_path, monkeypatch):
-    """The first call of each, the sixth and a late one; on the stand-in, where they take long, no
-    sixth, and no race shows behind it."""
+    """The first call of each, the sixth and a late one fail.
+
+    The stand-in is slow and shows no race, so the sixth is left out there.
+    """
     monkeypatch.setattr(frontend_transfers, "LEAST_SENT", 1)
     file, folder = tmp_path / "x.npy", tmp_path / "spilled"
     np.save(file, X)
@@ -215,8 +217,10 @@ def test_half_a_value_on_its_way_when_its_copy_fails(monkeypatch):
 
 @pytest.mark.gpus(2)
 def test_a_link_that_lies_is_not_used(monkeypatch):
-    """What goes from one GPU to the other arrives with a byte that is wrong: known answers tell,
-    and such copies go through the host."""
+    """Copies from one GPU to the other arrive with a wrong byte.
+
+    Known answers show it, and such copies go through the host.
+    """
     runtime, lies = cupy.cuda.runtime, []
 
     def lying(real):

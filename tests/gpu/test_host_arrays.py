@@ -1,5 +1,8 @@
-"""Arrays of the host that tasks begin by sending to their device: copied beside it, ahead of them,
-through pieces of pinned memory, or from where they are if that is pinned."""
+"""Host arrays that tasks begin by sending to their device.
+
+They are copied beside the task, ahead of it, through pieces of pinned memory, or directly where
+they are pinned.
+"""
 
 import numpy as np
 import pytest
@@ -36,8 +39,8 @@ def rows(request, monkeypatch):
     monkeypatch.setattr(staging, "LEAST_BYTES", 1)
     monkeypatch.setattr(staging, "LEAST_ROWS", 1)
     monkeypatch.setattr(staging, "LEAST_ROW", request.param)
-    sends, calls = staging.sends, []
-    monkeypatch.setattr(staging, "sends", lambda v: calls.append(found := sends(v)) or found)
+    sends, calls = staging.can_stage, []
+    monkeypatch.setattr(staging, "can_stage", lambda v: calls.append(found := sends(v)) or found)
     yield
     if calls:
         assert {1: all(calls), 2**40: not any(calls)}.get(request.param, True)

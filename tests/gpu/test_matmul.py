@@ -108,7 +108,7 @@ def test_a_block_of_a_product_is_one_task():
         assert {len(s.task.pairs) for s in steps} == {5}
         assert set(plan.reasons.values()) == {"it multiplies matrices"}
         assert len(added_up(scheduler, (x @ y.T) * 2 + 1)) == 72
-        assert scheduler.plan((x @ y.T) * 2 + 1).launches == 144
+        assert scheduler.plan((x @ y.T) * 2 + 1).launch_count == 144
 
 
 def test_a_product_of_two_factors_that_others_read_stays():

@@ -1,5 +1,7 @@
-"""Numba's kernels in users' functions: on their task's device, and in order with all that is around
-them, though they are on the default stream. They are late: who does not wait reads what was there.
+"""Numba's kernels in users' functions run on their task's device.
+
+They are in order with all work around them, though they use the default stream. They are late: who
+does not wait reads what was there.
 """
 
 import functools

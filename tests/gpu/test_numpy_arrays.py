@@ -1,5 +1,7 @@
-"""NumPy's arrays on GPUs: what comes out, and what functions that are called get to see, is what
-Dask's threads would give."""
+"""NumPy's arrays on GPUs give what Dask's threads would give.
+
+So do the arrays that called functions get to see.
+"""
 
 import pickle
 import threading
@@ -309,13 +311,13 @@ def test_a_kernel_that_does_not_work_runs_as_its_functions_with_numpys_arrays(
     gpu, monkeypatch, error
 ):
     if error == "a kernel that is broken":
-        monkeypatch.setattr(Kernels, "broken", lambda *_: True)
+        monkeypatch.setattr(Kernels, "is_broken", lambda *_: True)
     else:
 
         def fails(*_, **__):
             raise CompileFailed("no such instruction")
 
-        monkeypatch.setattr(Kernels, "ready", fails)
+        monkeypatch.setattr(Kernels, "get_prepared", fails)
     kinds = []
 
     def told(block):

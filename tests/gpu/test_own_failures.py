@@ -1,5 +1,7 @@
-"""An error of the package's own code on the way to a kernel is raised as that, and not taken for
-something that CuPy refuses: else each block would be computed by the host, with a wrong reason."""
+"""An error of the package's own code on the way to a kernel is raised as itself.
+
+Were it taken for a refusal by CuPy, the host would compute each block, with a wrong reason.
+"""
 
 import warnings
 

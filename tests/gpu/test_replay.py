@@ -392,10 +392,10 @@ def test_runs_with_lists_and_masks_are_repeated_by_heart(runs, count):
 def test_a_list_is_on_the_devices_as_long_as_it_lives():
     with gpuscheduler.Scheduler(devices="cuda:0,0") as s:
         array = np.arange(10)
-        first, second = s.hardware.kept(array, 0), s.hardware.kept(array, 1)
+        first, second = s.hardware.device_copy(array, 0), s.hardware.device_copy(array, 1)
         np.testing.assert_array_equal(host(first), array)
         assert first is second  # one device
-        assert s.hardware.kept(array.copy(), 0) is not first
+        assert s.hardware.device_copy(array.copy(), 0) is not first
         assert len(s.hardware._kept) == 1
         del array
         assert not s.hardware._kept

@@ -1,5 +1,6 @@
-"""`compute()` gives an array of the library that the blocks are of, however many there are and
-whatever Dask says of the collection: as Dask's own schedulers do.
+"""`compute()` gives an array of the library that the blocks are of, as Dask's own schedulers do.
+
+The number of blocks and Dask's own idea of the collection do not matter.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ def whole(monkeypatch):
 def begun(monkeypatch):
     """The arrays that runs had for results before they made these; of any size."""
     made = []
-    whole = result_rooms.ResultRoom.whole
+    whole = result_rooms.ResultRoom.whole_array
 
     def watched(rooms, memory):
         made.append(whole(rooms, memory))
         return made[-1]
 
     monkeypatch.setattr(result_rooms, "LEAST_WHOLE", 0)
-    monkeypatch.setattr(result_rooms.ResultRoom, "whole", watched)
+    monkeypatch.setattr(result_rooms.ResultRoom, "whole_array", watched)
     return made
 
 

@@ -68,7 +68,7 @@ def test_cumulative_functions_give_what_numpy_gives(scheduler, name, shape, meth
             d = on_devices(scheduler, x, chunks)
             got = ours(-d, axis=axis, method=method)
             if whole != (1, 1):
-                assert any(k.scans for k in kernels_of(scheduler, got))
+                assert any(k.is_scan for k in kernels_of(scheduler, got))
             got = got.compute()
             want = theirs(-x, axis=axis)
             assert got.dtype == want.dtype
@@ -80,15 +80,17 @@ def test_cumulative_functions_give_what_numpy_gives(scheduler, name, shape, meth
 @pytest.mark.parametrize("persisted", [True, False])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_each_block_is_read_twice_and_written_once(axis, persisted):
-    """One kernel says what a block comes to, one makes its part of the result; also of blocks that
-    are parts of one array."""
+    """One kernel computes the total of a block, another one its part of the result.
+
+    So it is with blocks that are parts of one array.
+    """
     with gpuscheduler.Scheduler("cuda:0") as s:
         x = da.from_array(cupy.asarray(numbers((400, 400))), chunks=100)
         x = x.persist() if persisted else x
         y = da.cumsum(x * 2, axis=axis)
         kernels = kernels_of(s, y)
-        scans = [k for k in kernels if k.scans]
-        sums = [r for k in kernels if not k.scans for r in k.reductions]
+        scans = [k for k in kernels if k.is_scan]
+        sums = [r for k in kernels if not k.is_scan for r in k.reductions]
         assert len(scans) == 16
         assert len(sums) == 8  # not of the first block, which is there, and not of the last
         got = cupy.asnumpy(y.compute())
@@ -137,7 +139,7 @@ def test_functions_of_users_accumulate(scheduler, name):
     want = np.concatenate([function(x[n : n + rows]) for n in range(0, 4 * rows, rows)])
     y = d.map_blocks(function, dtype=want.dtype, meta=d._meta.astype(want.dtype))
     if name != "last":
-        assert any(k.scans for k in kernels_of(scheduler, y))
+        assert any(k.is_scan for k in kernels_of(scheduler, y))
     got = y.compute()
     assert got.dtype == want.dtype
     np.testing.assert_allclose(cupy.asnumpy(got), want, rtol=1e-10)

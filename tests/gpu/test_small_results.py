@@ -367,7 +367,7 @@ def test_without_a_kernel_blocks_are_copied_one_by_one(monkeypatch):
 
     a = np.random.default_rng(0).random((64, 32))
     with Scheduler(devices="cuda:0") as scheduler:
-        monkeypatch.setattr(Kernels, "ready", refuse)
+        monkeypatch.setattr(Kernels, "get_prepared", refuse)
         got = scheduler.hardware.join(cut(a, ([8] * 8, [16] * 2), cupy.asarray))
         np.testing.assert_array_equal(got.get(), a)
 

@@ -93,9 +93,11 @@ def test_more_than_fits(devices, host_blocks, x, tmp_path):
 @pytest.mark.parametrize("host_blocks", [0, 16])
 @pytest.mark.parametrize("devices", DEVICES)
 def test_what_passes_on_its_way_to_files_is_within_the_limit(devices, host_blocks, tmp_path):
-    """64 blocks in the memory of four, with that of 16 on the host: three quarters of that are for
-    values, and three blocks may pass. Where there is nothing for either, one passes each way, with
-    a few bytes that say what it is."""
+    """64 blocks run in the memory of four, with that of 16 on the host.
+
+    Three quarters of the host's are for values, and three blocks may pass. Where there is nothing
+    for either, one passes each way, with a few bytes that say what it is.
+    """
     block, side = 2**17, 128
     x = np.random.default_rng(0).random((side, 64 * side))
     with limited(devices, 4 * block, host_blocks * block, tmp_path) as s:
@@ -124,8 +126,10 @@ class Target:
 
 @pytest.mark.parametrize(("host_memory", "most"), [(0, 1), (2**22, 24)])
 def test_what_is_stored_waits_for_its_room(host_memory, most, x):
-    """Of no memory one block passes at a time, whatever number of threads there is; of 4 MiB, as
-    many as fit in 3/16 of that."""
+    """Without memory one block passes at a time, whatever the number of threads.
+
+    With 4 MiB, as many pass as fit in 3/16 of it.
+    """
     block = x.nbytes // 16
     with gpuscheduler.Scheduler(devices="cuda:0", host_memory=host_memory, check=True) as s:
         target = Target(x, s.hardware.passage)
@@ -432,8 +436,11 @@ def test_evicted_blocks_and_a_forked_child(monkeypatch):
 
 @pytest.mark.parametrize("host_blocks", [0, 100])
 def test_parts_of_what_was_made_together_are_kept_where_it_is(host_blocks, tmp_path):
-    """Three blocks of b are one step's, which leaves for the host, or the disk, before the end:
-    they must not come back beside all that the GPU holds by then."""
+    """Three blocks of b are made by one step.
+
+    Their value leaves for the host, or the disk, before the end. The blocks must not come back
+    beside all that the GPU holds by then.
+    """
     numbers = np.random.default_rng(0).random((200, 40))
     block = numbers.nbytes // 5
     with limited("cuda:0", 9 * block + 1, host_blocks * block, tmp_path) as s:

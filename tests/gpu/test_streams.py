@@ -1,6 +1,7 @@
-"""The order of a run's work and its caller's, whichever devices and streams either uses, and values
-that tasks and graphs have on other devices than their own. The stand-in finds what is not ordered;
-on GPUs, arrays are made behind work that takes a while.
+"""The order of a run's work and its caller's, whichever devices and streams either uses.
+
+Also values that tasks and graphs have on other devices than their own. The stand-in finds what is
+not ordered; on GPUs, arrays are made behind work that takes a while.
 """
 
 import functools
@@ -159,7 +160,7 @@ def test_device_without_a_context_is_left_alone(monkeypatch):
     with gpuscheduler.Scheduler("cuda:0") as s:
         monkeypatch.setattr(caller_order, "_context_state", lambda: state)
         assert s.hardware.in_use() == [0, LAST]
-        assert [device for device, _ in s.hardware.callers()] == [0, LAST]
+        assert [device for device, _ in s.hardware.callers_streams()] == [0, LAST]
         monkeypatch.setitem(hardware.LOST, LAST, "it does not answer")
         assert s.hardware.in_use() == [0]
 
@@ -228,7 +229,7 @@ def test_array_of_the_host_that_another_thread_has_sent():
         def send():
             with Streams(), Device(LAST):
                 streams.append(cupy.cuda.get_current_stream())
-                s.hardware.kept(table, LAST)
+                s.hardware.device_copy(table, LAST)
 
         thread = threading.Thread(target=send)
         thread.start()

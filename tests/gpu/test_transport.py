@@ -53,7 +53,7 @@ def test_blocks_of_two_devices_cross_in_one_buffer_and_go_back_to_two():
     with gpuscheduler.Scheduler("cuda:0,1") as s:
         for place in (0, 1):
             arrays = [leaf.array for v in got.values() for leaf in off_device(v)]
-            back = iter(s.hardware.brought_in(arrays, place))
+            back = iter(s.hardware.copy_in(arrays, place))
             again = {k: put_back(v, lambda _, back=back: next(back)) for k, v in got.items()}
             for leaf in leaves(list(again.values())):
                 assert type(leaf) is np.ndarray or leaf.device.id == place
@@ -107,7 +107,7 @@ def test_a_whole_computation_cut_in_two_and_carried_over():
                 found |= (arrived(cargo) if far else cargo).values
             reads = [k for keys in stage.reads.values() for k in keys]
             off = [leaf.array for k in reads for leaf in off_device(found[k])]
-            back = iter(other.hardware.brought_in(off, 0))
+            back = iter(other.hardware.copy_in(off, 0))
             given = {k: put_back(found[k], lambda _, back=back: next(back)) for k in reads}
             portion = plan.portion(stage)
             made[stage.number] = Bundle(other.run_graph(lambda p=portion: p, given))

@@ -1,5 +1,8 @@
-"""What people write with Dask and CuPy, most of it no kernel of ours, gives what NumPy gives: with
-room, and with little."""
+"""Programs that people write with Dask and CuPy give NumPy's results, with much and with little
+memory.
+
+Most of their functions are no kernels of the package.
+"""
 
 import importlib
 

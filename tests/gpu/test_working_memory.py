@@ -30,8 +30,10 @@ PIECE = 512  # bytes
 
 @contextmanager
 def most_used():
-    """Bytes of each device's pool that are in use at once, at most, beside those that were before:
-    in a list, when this is over."""
+    """Measure the most bytes of each device's pool that were in use at once, without those before.
+
+    They are in a list when the block ends.
+    """
     gc.collect()
     pool, out = cupy.get_default_memory_pool(), []
     before, most = [], []
@@ -195,7 +197,7 @@ def test_it_is_looked_at_once(numbers, monkeypatch):
         assert not looks
         (da.ones((SIDE, SIDE), chunks=CHUNK) + 1).sum().compute()
         assert not looks  # kernels of ours take nothing
-        assert s._plans.every()
+        assert s._plans.plans()
 
 
 def test_steps_wait_for_room_only_where_memory_is_short(monkeypatch):
@@ -210,8 +212,11 @@ def test_steps_wait_for_room_only_where_memory_is_short(monkeypatch):
 
 
 def test_values_leave_for_what_a_task_takes():
-    """Sixteen blocks are kept, of which twelve fit; a task takes four more, and one for its value:
-    that they are to be had is no accident from the second block on."""
+    """Sixteen blocks are kept, of which twelve fit.
+
+    A task takes four more, and one for its value. From the second block on, this room is there by
+    plan.
+    """
     block = 8 * CHUNK**2
     lazy = made().map_blocks(spread, meta=cupy.empty((0, 0)))
     with gpuscheduler.Scheduler("cuda:0", memory_limit=12 * block, check=True) as s:
@@ -234,8 +239,10 @@ def halves(block):
 
 
 def test_a_part_of_a_larger_array_does_not_keep_all_of_it():
-    """It is an array of its own then, of the same order, each time that the step runs; a part of
-    what the task is given is not."""
+    """Such a result becomes an array of its own, of the same order, each time that the step runs.
+
+    A part of an input of the task does not.
+    """
     block = 8 * CHUNK**2
     whole = numbered((1, 2)) - cupy.arange(CHUNK)
     lazy = dask.delayed(halves)(whole)

@@ -81,14 +81,16 @@ def test_what_is_computed_in_columns(kernel, shape):
     assert found.shape == (shape or kernel.shape)
     assert (found is kernel) == (shape is None)
     if shape:
-        assert found.made == kernel.made
+        assert found.output_bytes == kernel.output_bytes
         assert columns(found) is found
 
 
 @st.composite
 def neighbours(draw):
-    """A kernel that reads an array at several places along an axis, and another one anywhere; and
-    chooses by position, maybe."""
+    """A kernel that reads one array at several places along an axis, and another one anywhere.
+
+    It may choose by position.
+    """
     shape = tuple(draw(st.lists(st.integers(2, 12), min_size=2, max_size=4)))
     strides = View.contiguous(shape).strides
     dtype = np.dtype(draw(st.sampled_from(["f4", "f8", "u1", "c8"])))

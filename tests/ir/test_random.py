@@ -227,7 +227,7 @@ def test_neighbours_keys_and_further_draws_are_independent():
     for lag in (1, 2, 3, 1000):
         assert abs(np.corrcoef(x[:-lag], x[lag:])[0, 1]) < limit
         assert abs(np.corrcoef(x[:-lag] ** 2, x[lag:] ** 2)[0, 1]) < limit
-    for key in (0, 2, 1 + (1 << 32), random._ElementDraws(None, 1).another().key):
+    for key in (0, 2, 1 + (1 << 32), random._ElementDraws(None, 1).new_draws().key):
         assert abs(np.corrcoef(x, philox.normal(key, at))[0, 1]) < limit
         assert abs(np.corrcoef(x**2, philox.normal(key, at) ** 2)[0, 1]) < limit
     u = philox.uniform(1, at)

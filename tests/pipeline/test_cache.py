@@ -183,7 +183,7 @@ def test_true_sizes_are_learned(scheduler):
     x = da.concatenate(parts)
     for _ in range(2):
         assert x.compute().size == 30
-        (plan,) = scheduler._plans.every()
+        (plan,) = scheduler._plans.plans()
         outputs = [plan.steps[i] for i in plan.outputs]
         assert [(s.nbytes, s.known) for s in outputs] == [(80, False), (160, False)]
 
@@ -242,7 +242,7 @@ def test_a_pin_plans_again(scheduler, planned):
             y = x + 1
         y = y.sum()
         assert y.compute() == 16
-        (plan,) = scheduler._plans.every()
+        (plan,) = scheduler._plans.plans()
         assert {s.place for s in plan.steps} == {device}
         del y, plan
         gc.collect()
@@ -446,8 +446,9 @@ def of_a_tuple(block):
 
 @pytest.mark.parametrize("function", [scaled, curried(2), partial(curried, 3), of_a_tuple])
 def test_what_functions_are_made_of_is_looked_at_again(monkeypatch, function):
-    """What is assigned to them, a global that hides a function of Python's, and values of an array
-    that a curried function looks at."""
+    """Changed attributes, a global that hides a function of Python's, and changed arrays of a
+    curried function are seen.
+    """
     x = (table() - 30).map_blocks(function, dtype=float, meta=np.empty((0, 0)))
     monkeypatch.setitem(compile.FUSE_FEWEST, "cpu", 1)
     kept = scaled.__code__
@@ -485,7 +486,7 @@ def test_a_plan_goes_with_its_collection_and_so_do_its_arrays(scheduler):
     del block
     assert x.compute().sum() == 2000
     assert len(scheduler._plans) == 1
-    (plan,) = scheduler._plans.every()
+    (plan,) = scheduler._plans.plans()
     plan = weakref.ref(plan)
     gc.collect()
     assert array() is not None
@@ -573,7 +574,7 @@ def test_bytes_of_a_plan_are_about_what_is_free_when_it_goes(workload):
         try:
             x.compute()
             gc.collect()
-            (plan,) = s._plans.every()
+            (plan,) = s._plans.plans()
             assert len(plan.steps) >= MANY
             said = s._plans._plans.size
             del plan

@@ -1,6 +1,8 @@
-"""What somebody may do with a few arrays in an afternoon, in any order: compute them again and
-again, persist them, write to what they are made of and to what came out, change the functions that
-they are made with. Each value is compared with NumPy's of that moment."""
+"""What somebody may do with a few arrays in an afternoon, in any order.
+
+Compute them again and again, persist them, write to their inputs and results, and change the
+functions that make them. Each value is compared with NumPy's of that moment.
+"""
 
 import gc
 import random

@@ -35,10 +35,10 @@ def test_run_puts_a_plan_with_true_sizes_in_its_place():
 def test_more_working_memory_makes_memory_short():
     entry = entry_of()
     entry.learn([8, 8])
-    assert not entry.plan.short
+    assert not entry.plan.may_be_short
     entry.tape = "a tape"
     assert entry.learn([8, 8], {ord("x"): 40})
-    assert entry.plan.short
+    assert entry.plan.may_be_short
     assert entry.tape is None
     assert not entry.learn([8, 8], {ord("x"): 30})
 
@@ -83,8 +83,8 @@ def test_plan_beside_chunks_is_made_once_until_they_move(n):
         x = da.ones((100, 10 * n), chunks=(100, 10)).persist()
         y = x.sum()
         y.compute()
-        (entry,) = [e for e in scheduler._plans.entries() if e.plan.own]
-        chunks = entry.plan.own
+        (entry,) = [e for e in scheduler._plans.entries() if e.plan.own_chunks]
+        chunks = entry.plan.own_chunks
         assert len(chunks) == n
         y.compute()
         assert entry.plan_with_chunks(chunks, {}) is entry.plan_with_chunks(chunks, {})

@@ -123,5 +123,5 @@ def test_a_stencil_is_said_to_read_its_blocks_once():
     kernels = [k for s in plan.steps for k in getattr(getattr(s.task, "program", 0), "kernels", ())]
     assert kernels
     for kernel in kernels:
-        made = sum(kernel.made)
+        made = sum(kernel.output_bytes)
         assert 2 * made <= bytes_touched(kernel) < 2.01 * made

@@ -258,7 +258,7 @@ def test_where_data_is_counts(planned):
             x = x.persist()
             y = x + 1
             assert y.compute().tolist() == [2 + device] * 8
-            steps = s._plans.every()[-1].steps
+            steps = s._plans.plans()[-1].steps
             assert {step.place for step in steps if step.fixed} == {device}
     assert len(planned) == 4
 

@@ -1,5 +1,8 @@
-"""Arrays in tasks (a function's arguments, and what is around it) are data: a collection with
-others in their place is not planned again, and is never computed with those of another round."""
+"""Arrays in tasks are data: arguments of a function, and arrays that it captures.
+
+A collection with other arrays in their place is not planned again, and never computed with those of
+another round.
+"""
 
 import functools
 import gc

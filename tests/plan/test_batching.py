@@ -23,7 +23,7 @@ def blocks(columns=96):
 
 
 def steps(scheduler, kind):
-    (found,) = scheduler._plans.every()
+    (found,) = scheduler._plans.plans()
     return [s for s in found.steps if type(s.task) is kind]
 
 
@@ -63,15 +63,17 @@ def test_only_what_stays_where_it_is_is_prepared_once(like_gpus):
     y = x + x.T
     (got,) = dask.persist(y)
     np.testing.assert_array_equal(got.compute(scheduler="sync"), X[:, :80] + X[:, :80].T)
-    found = list(like_gpus._plans.every())[-1]
+    found = list(like_gpus._plans.plans())[-1]
     for step in found.steps:
         if type(step.task) is Batch and step.task.fixed:
             assert {found.steps[i].place for i in step.inputs} == {step.place}
 
 
 def test_what_only_fits_fused_is_not_refused():
-    """Where tasks would run is asked before they disappear into their readers: that must not ask
-    for room that only the unfused tasks would need."""
+    """The planner asks where tasks would run before they disappear into their readers.
+
+    That must not ask for room that only the unfused tasks would need.
+    """
     ones = da.ones((1000, 1000), chunks=(500, 1000))
     slices = ones[::2] * 2
     x = slices.sum() + slices.max()

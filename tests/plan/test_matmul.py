@@ -1,5 +1,7 @@
-"""Products that are added up are one task: planned as for GPUs, run on CPU devices, where each
-product is computed as its own task would have computed it."""
+"""Products that are added up are one task, planned as for GPUs and run on CPU devices.
+
+Each product is computed there as its own task would have computed it.
+"""
 
 import dask
 import dask.array as da
@@ -152,8 +154,10 @@ def test_sums_of_several_steps_in_little_memory():
 
 
 def test_terms_in_any_order():
-    """Where a term that comes late in the graph is added early, each step is behind those that it
-    goes on from."""
+    """A term that comes late in the graph may be added early.
+
+    Each step is behind the sum that it goes on from.
+    """
     with gpuscheduler.Scheduler("cpu:1", fuse_least=0, memory_limit=2**20, check=True) as s:
         s.hardware.kind = "cuda"
         parts = [blocks(X[:16, n : n + 16]) @ blocks(Y[n : n + 16, :16]) for n in (0, 16, 32)]
@@ -264,8 +268,10 @@ def test_parts_of_the_same_products_are_added(part):
 
 
 def test_blocks_of_another_type_than_is_said(like_gpus):
-    """The products are computed one by one, and their reader in Dask's way: of the sums that it
-    reads the terms are not there."""
+    """The products are computed one by one, and their reader in Dask's way.
+
+    The terms of the sums that it reads are not there.
+    """
 
     def narrow(block):
         return np.array(block.tolist(), "f4")
@@ -312,8 +318,10 @@ def test_blocks_of_fewer_rows_than_is_said(like_gpus, f, most, monkeypatch):
 
 @pytest.mark.parametrize("terms", [1, 2])
 def test_blocks_of_another_shape_than_is_said(terms):
-    """The value is what the tasks themselves make, whatever its shape; and what was added up before
-    is among it, in whatever shape that was."""
+    """The value is what the tasks themselves make, whatever its shape.
+
+    It includes what was added up before, in whatever shape that was.
+    """
     a, b = X[:3, :4], Y[:4, :5]
     foreseen = MatrixInput("a", (7, 4), False), MatrixInput("b", (4, 5), False)
     tasks = [lambda v: v["a"] @ v["b"]] * terms

@@ -24,7 +24,7 @@ from gpuscheduler.pipeline.compile import plan_graph
 from gpuscheduler.plan.batching import Batch
 from gpuscheduler.plan.build import make_plan
 from gpuscheduler.plan.machine import HOST, Machine
-from gpuscheduler.plan.placement import contiguous, place_tasks
+from gpuscheduler.plan.placement import device_of_rank, place_tasks
 from tests.support.strategies import graph_of, mix, scheduler_on
 
 LINKS = list(permutations(range(4), 2))
@@ -59,8 +59,10 @@ class Elsewhere:
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
 def test_pairs_of_blocks_are_shared_out(devices):
-    """x + x.T of what is persisted reads each pair of mirrored blocks once, on the device of one of
-    the two: all fetch about as much."""
+    """x + x.T of a persisted x reads each pair of mirrored blocks once.
+
+    The device of one of the two reads it, and all devices fetch about as much.
+    """
     side, keeper = 16, Elsewhere()
     keys = [("x", i, j) for i in range(side) for j in range(side)]
     chunks = {
@@ -91,7 +93,7 @@ def test_pairs_of_blocks_are_shared_out(devices):
 
 @pytest.mark.parametrize(("count", "devices"), [(16, 4), (7, 3), (3, 8), (1, 4), (1000, 7)])
 def test_blocks_land_in_contiguous_runs_of_equal_length(count, devices):
-    runs = [contiguous(r, count, devices) for r in range(count)]
+    runs = [device_of_rank(r, count, devices) for r in range(count)]
     assert runs == sorted(runs)
     assert set(runs) <= set(range(devices))
     lengths = Counter(runs).values()
@@ -121,9 +123,9 @@ def test_elementwise_work_on_aligned_arrays_moves_nothing():
 
 
 def test_a_tree_reduction_combines_on_each_device_first():
-    """
-    16 blocks on 4 devices, combined four at a time: each device adds up its own, and three of the
-    four partial sums (8 bytes each) cross to where the fourth is.
+    """16 blocks on 4 devices are combined four at a time.
+
+    Each device adds up its own; three of the four partial sums (8 bytes each) cross to the fourth.
     """
     x = da.random.default_rng(0).random(64, chunks=4)
     moved = crossing(4, x.sum(split_every=4))
@@ -132,7 +134,7 @@ def test_a_tree_reduction_combines_on_each_device_first():
 
 
 def test_a_transposed_sum_moves_what_is_not_on_the_diagonal_band():
-    """x + x.T with a band of rows on each of 4 devices: 3 in 4 blocks of x.T are elsewhere."""
+    """x + x.T with a band of rows on each of 4 devices. 3 in 4 blocks of x.T are elsewhere."""
     x = da.random.default_rng(0).random((80, 80), chunks=20)
     moved = crossing(4, x + x.T)
     assert sum(moved.values()) == x.nbytes * 3 // 4
@@ -172,9 +174,10 @@ def test_work_goes_where_most_of_its_bytes_are():
 
 
 def test_a_task_that_makes_less_of_one_value_stays_with_it():
-    """
-    Four large blocks on 0 and a halo of each: spread, as work of equal weight would be, three
-    blocks would cross. The halos are made where the blocks are, and cross if they must.
+    """Four large blocks are on device 0, with a halo of each.
+
+    Spread as work of equal weight would be, three blocks would cross. The halos are made where the
+    blocks are, and cross if they must.
     """
     keys = [("x", i) for i in range(4)] + [("halo", i) for i in range(4)]
     inputs = [(), (), (), (), (0,), (1,), (2,), (3,)]
@@ -237,8 +240,11 @@ def test_a_pin_to_no_device_is_an_error_that_names_the_devices(pin):
 
 
 def test_the_steps_of_a_tree_are_one_on_each_device():
-    """A sum of 32 blocks, two by two: what lies on one device is one kernel behind those of the
-    blocks, and what meets goes across once."""
+    """A sum of 32 blocks, two by two.
+
+    The sums of one device are one kernel behind those of its blocks, and each partial sum crosses
+    once.
+    """
     x = da.ones((32, 4), chunks=(1, 4)).map_blocks(np.sin)
     for devices, most in ((1, 1), (4, 7)):
         _, plan = plan_graph(

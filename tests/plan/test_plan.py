@@ -108,7 +108,7 @@ def test_plans_made_of_a_plan_keep_what_is_known_of_its_structure():
     readers = plan.readers
     assert plan.with_facts(where="here").readers is readers
     other = plan.with_steps([replace(s, seconds=1.0) for s in plan.steps], tried=True)
-    assert (other.readers, other.crossing) == (plan.readers, plan.crossing)
+    assert (other.readers, other.crossings) == (plan.readers, plan.crossings)
     assert other.history is plan.history
     assert (other.tried, plan.tried) == (True, False)
 
@@ -201,23 +201,26 @@ def test_large_values_of_the_callers_are_no_reason_to_look_at_what_tasks_take():
     for limit, short in ((2 * made, False), (2 * made - 1, True)):
         plan = plan_of(*steps, memory=(limit,), fixed="x")
         alter(plan, machine=Machine.uniform(1, memory=limit, shared=True, arrays=2))
-        assert plan.short == short
+        assert plan.may_be_short == short
 
 
 def test_what_kinds_of_steps_took_is_kept_with_the_plan():
     """The most of all runs, and of all plans that are like it."""
     plan = plan_of(("a", "", 0), ("b", "a", 0), memory=(64, 64), kinds="xy")
     like = replace(plan)
-    assert (plan.task_memory, plan.short, like.short) == (0, False, False)
+    assert (plan.task_memory, plan.may_be_short, like.may_be_short) == (0, False, False)
     assert plan.history.learn({ord("x"): 30, ord("y"): 2})
     assert plan.history.learn({ord("x"): 20, ord("y"): 4})
     assert not plan.history.learn({ord("x"): 30})
     assert like.history.extra == plan.history.extra == {ord("x"): 30, ord("y"): 4}
-    assert plan.task_memory == plan.working == 30
+    assert plan.task_memory == plan.working_memory == 30
     plan = plan.with_facts()
-    assert plan.short  # beside 16 bytes of values, of 64 in the one memory
+    assert plan.may_be_short  # beside 16 bytes of values, of 64 in the one memory
     alter(plan, machine=replace(plan.machine, shared=True, arrays=2))
-    assert (plan.task_memory, plan.working) == (60, 60)  # on each of two devices; two of 8 are less
+    assert (plan.task_memory, plan.working_memory) == (
+        60,
+        60,
+    )  # on each of two devices; two of 8 are less
 
 
 @given(st.data())

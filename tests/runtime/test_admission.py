@@ -121,7 +121,7 @@ def test_runs_of_any_size_stay_together_within_the_limit(needs, rng):
 @thorough
 @given(cases(exact=True))
 def test_no_run_makes_more_than_everything(case):
-    most = case.plan.everything()
+    most = case.plan.bytes_by_memory()
     state = case.run(case.devices())
     assert all(state.peak[m] <= n for m, n in most.items())
 
@@ -129,8 +129,11 @@ def test_no_run_makes_more_than_everything(case):
 @thorough
 @given(cases(exact=True), cases(exact=True), st.randoms())
 def test_plans_that_may_run_together_take_no_more_than_the_limit(one, two, rng):
-    """Two runs of which steps alternate at random, in a memory that has room for what is foreseen
-    of both: what they hold together stays within it, at any time."""
+    """The steps of two runs alternate at random, in a memory with room for what is foreseen of
+    both.
+
+    At any time they hold no more than the limit together.
+    """
     states, moving = [], []
     for case in (one, two):
         alter(case.plan, machine=replace(case.plan.machine, host_memory=2**40))
@@ -149,7 +152,7 @@ def test_plans_that_may_run_together_take_no_more_than_the_limit(one, two, rng):
             verb = type(i).__name__.lower()
             getattr(devices, verb)(*[getattr(i, f) for f in i.__slots__])
         assert all(sum(s.used[m] for s in states) <= limit[m] for m in memories)
-        if state.finished:
+        if state.is_finished:
             del moving[n]
         else:
             moving[n] = state, devices, state.handle(*devices.wait())

@@ -83,19 +83,19 @@ def test_a_run_that_is_only_looked_at_is_the_same_run(scheduler, planned, callba
     """Its plan comes from the cache, and its steps are those of a run without callbacks."""
     x = (da.arange(64, chunks=8).reshape(8, 8) + 1).sum()
     assert int(x.compute()) == 2080
-    (plan,) = scheduler._plans.every()
+    (plan,) = scheduler._plans.plans()
     with callback():
         assert int(x.compute()) == 2080
     assert len(planned) == 1
-    assert scheduler._plans.every() == [plan]
+    assert scheduler._plans.plans() == [plan]
 
 
 def test_a_progress_bar_calls_nothing_per_task(scheduler):
-    """`launched` and `done` of the callbacks are for those that hear of each task."""
+    """`note_launch` and `note_done` are for callbacks that hear of each task."""
     heard = []
 
     class Loud(DaskCallbacks):
-        def launched(self, step):
+        def note_launch(self, step):
             heard.append(step)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -202,7 +202,7 @@ def test_a_subclass_that_hears_of_tasks_is_no_progress_bar(scheduler):
 
 
 def test_callbacks_hear_of_a_run_that_fails(scheduler):
-    ends, others = [], runs_under_way.every()  # of other tests, which have not ended theirs
+    ends, others = [], runs_under_way.runs()  # of other tests, which have not ended theirs
 
     def fail(block):
         raise KeyError("mine")
@@ -216,7 +216,7 @@ def test_callbacks_hear_of_a_run_that_fails(scheduler):
         da.ones(4, chunks=2).map_blocks(fail, dtype=float).compute()
     assert ends == [True]
     assert not bar._timer.is_alive()
-    assert runs_under_way.every() == others
+    assert runs_under_way.runs() == others
 
 
 def test_a_view_of_tasks_is_made_when_somebody_looks():

@@ -128,8 +128,10 @@ def computed(team, store, verb=None, n=0, event=False):
     ],
 )
 def test_a_verb_that_fails_at_any_position(tmp_path, verb, event):
-    """Its n-th call, for every n that there is: an error that names the step, and then a good run
-    on the same threads and files."""
+    """The n-th call of the verb fails, for every n.
+
+    The error names the step, and the next run on the same threads and files is good.
+    """
     for n in range(100):
         with nothing_left(tmp_path) as (team, store):
             plan, devices, error = computed(team, store, verb, n, event)
@@ -216,7 +218,7 @@ def test_a_thread_that_writes_files_and_dies_is_an_error_too(tmp_path):
             computed(team, store)
 
 
-@pytest.mark.parametrize("job", ["_run", "_write", "_read", "_deliver"])
+@pytest.mark.parametrize("job", ["_run", "_write", "_read_file", "_deliver"])
 @pytest.mark.parametrize("pool", [False, True])
 def test_a_job_that_raises_ends_the_run(tmp_path, monkeypatch, job, pool):
     """A bug of ours, in a thread that nobody looks at: the run hears of it, and does not wait."""

@@ -67,7 +67,7 @@ def test_children_of_a_pool_compute_where_their_parent_has_entered_a_scheduler()
 @pytest.mark.parametrize("used", [False, True])
 def test_a_child_has_the_schedulers_of_its_parent(used):
     def child():
-        s = default.current()
+        s = default.current_scheduler()
         return total(), s is mine, len(s.hardware.machine.devices), s.options.memory_limit
 
     with Scheduler("cpu:3", memory_limit="1 GiB") as mine:

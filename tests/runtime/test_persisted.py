@@ -554,13 +554,13 @@ def test_a_plan_stays_as_it_is_while_others_come_and_go(small):
     x = array(2).persist()
     y = x + 1
     y.compute()
-    (entry,) = [e for e in small._plans.entries() if e.plan.own]
+    (entry,) = [e for e in small._plans.entries() if e.plan.own_chunks]
     before = entry.plan_with_own_chunks(), entry.own_bytes()
     kept = [array(1, seed=n).persist() for n in range(3)]
     del kept[1]
     assert entry.plan_with_own_chunks() is before[0]
     assert entry.own_bytes() is before[1]
-    chunk = next(c for c in small._persisted.chunks() if c in entry.plan.own)
+    chunk = next(c for c in small._persisted.chunks() if c in entry.plan.own_chunks)
     chunk.note_arrival(-1, chunk.places[0])
     assert entry.own_bytes() == {0: 2 * BLOCK, -1: BLOCK}
     assert entry.plan_with_own_chunks().there != before[0].there

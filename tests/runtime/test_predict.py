@@ -28,8 +28,10 @@ from tests.support.strategies import alter, cases, plan_of, thorough
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("name", workload.workload_names())
 def test_no_workload_takes_more_than_was_predicted(name, devices, share, fuse):
-    """In memory for all of it, and for less; before the first run, which tells the sizes that Dask
-    cannot, and behind it."""
+    """With memory for all of it, and for less.
+
+    Before the first run, which tells the sizes that Dask cannot know, and after it.
+    """
     work = workload.load(name)
     x = work.build(work.size("small"), None, "numpy")
     with Scheduler(f"cpu:{devices}", memory_limit="1 GiB", fuse=fuse) as s:
@@ -93,8 +95,10 @@ def test_no_step_makes_more_than_is_known(name, fuse, monkeypatch):
 
 
 def test_sizes_that_nobody_knows_are_estimated_and_said_to_be(monkeypatch):
-    """Triangles of 20 x 20 from QR, 16 of them and then 2: Dask knows how large they are on top of
-    each other."""
+    """Triangles of 20 x 20 from QR, 16 of them and then 2.
+
+    Dask knows only the sizes of stacks of them.
+    """
     monkeypatch.setattr(linalg_shapes, "MAKE", {})
     work = workload.load("tall_skinny_svd")
     lazy = work.build((4000, 20), None, "numpy")
@@ -141,7 +145,7 @@ def test_the_factors_of_matrices_have_known_sizes():
             da.linalg.lu(x[:8])[2], da.linalg.svd_compressed(x, 3, seed=0)[1],
         ):  # fmt: skip
             plan = s.plan(lazy)
-            assert not plan.unknown, lazy
+            assert not plan.unknown_count, lazy
             known = {step.key: step.nbytes for step in plan.steps if step.known}
             lazy.compute()
             seen = {step.key: step.nbytes for step in s.plan(lazy).steps}
@@ -158,8 +162,10 @@ def test_no_run_takes_more_than_its_memory_whatever_is_predicted(case):
 
 
 def test_what_tasks_take_is_in_the_prediction():
-    """Beside three values of 8 bytes the most that a task takes, within the limit; a task that
-    takes more than there is takes it all the same, when nothing else is there."""
+    """A prediction has three values of 8 bytes and the most that a task takes, within the limit.
+
+    A task that takes more than there is runs when nothing else is there.
+    """
     steps = ("a", "", 0), ("b", "a", 0), ("c", "ab", 0), ("d", "", 1)
     for limit, extra, peak in ((1000, 0, 24), (1000, 50, 74), (60, 20, 44), (60, 50, 74)):
         plan = plan_of(*steps, memory=(limit, limit), wanted="cd", kinds="xxyz")
@@ -170,8 +176,10 @@ def test_what_tasks_take_is_in_the_prediction():
 
 
 def test_the_clock_foresees_what_is_spilled():
-    """a, b and c are made before a is read again, and two fit: one goes to the host, or, where that
-    has no room, to the disk."""
+    """a, b and c are made before a is read again, and two fit.
+
+    One goes to the host, or, where that has no room, to the disk.
+    """
     steps = ("a", "", 0), ("b", "", 0), ("c", "b", 0), ("d", "ac", 0, 0)
     plan = plan_of(*steps, memory=(16,))
     assert predict(plan).spilled == {HOST: 8, DISK: 0}

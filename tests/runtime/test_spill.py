@@ -101,7 +101,7 @@ def test_any_array_comes_back(value):
 
 def has(codec):
     try:
-        return Codec.named(codec) is not None
+        return Codec.from_name(codec) is not None
     except ValueError:
         return False
 
@@ -495,7 +495,7 @@ def blocks(n=16, side=100):
 
 
 def test_a_computation_in_little_memory_gives_the_same(tmp_path):
-    """matmul and x + x.T of 1.3 MB in 400 kB, where three blocks of 80 kB must be at once."""
+    """matmul and x + x.T of 1.3 MB run in 400 kB. Three blocks of 80 kB must be there at once."""
     x = da.random.default_rng(0).random((400, 400), chunks=100)
     for y in (x @ x.T, x + x.T, x - x.mean(axis=0)):
         with Scheduler("cpu:2", fuse=False):
@@ -610,9 +610,11 @@ with Scheduler("cpu:1", memory_limit="128 MiB") as s:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 @pytest.mark.parametrize("side", [512, 1664])
 def test_a_process_grows_by_its_limit_whatever_its_tasks_take(tmp_path, side):
-    """A block of 1664 x 1664 is 10.6 MiB, and to make one takes 42 more: it was 159 MiB before
-    there was room for that. One of 512 is 1 MiB: what malloc keeps goes back ahead of what is
-    taken, and it was hardly within the limit before."""
+    """A block of 1664 x 1664 is 10.6 MiB, and making one takes 42 MiB more.
+
+    It was 159 MiB before there was room for that. One of 512 is 1 MiB: what malloc keeps goes back
+    ahead of what is taken, and it was hardly within the limit before.
+    """
     code = GROWN_BY_MATMUL.replace("SIDE", str(side))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -627,8 +629,11 @@ def test_a_process_grows_by_its_limit_whatever_its_tasks_take(tmp_path, side):
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_a_process_grows_by_its_limit_and_a_few_blocks(tmp_path):
-    """What `malloc` keeps for its threads goes back, and a task has two blocks of its own at once:
-    it was 193 MiB before `Slack` looked after that."""
+    """`malloc` gives back what it keeps for its threads, and a task has two blocks of its own at
+    once.
+
+    It was 193 MiB before the scheduler trimmed memory.
+    """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     env["XDG_CACHE_HOME"] = str(tmp_path)
     out = subprocess.run(

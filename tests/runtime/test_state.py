@@ -37,7 +37,7 @@ def ran(step, nbytes=8):
 
 
 def test_readers_are_launched_right_behind_what_they_read():
-    """a - b - c, all on 0: the device runs in order, so nothing has to come back to the host."""
+    """a - b - c, all on 0. The device runs in order, so nothing has to come back to the host."""
     state = state_of(plan_of(("a", "", 0), ("b", "a", 0), ("c", "b", 0), memory=PLENTY))
     assert state.start() == [Launch(0, 0), Launch(1, 0), Launch(2, 0)]
     assert state.handle(*ran(0)) == []
@@ -56,9 +56,10 @@ def test_without_ahead_a_reader_waits_until_its_input_is_issued():
 
 
 def test_a_reader_is_launched_right_behind_the_copies_that_it_needs():
-    """
-    a0   b1        a is in 0's own queue; b must come over, and the copy is in that queue, too, as
-      \\ /         soon as b is in 1's. c follows at once: nobody waits to hear that b has come.
+    """c follows its inputs' copies at once: nobody waits to hear that b has come.
+
+    a0   b1        a is in 0's own queue. b must come over, and the copy is in that queue, too, as
+      \\ /         soon as b is in 1's.
       c0   d0
     """
     plan = plan_of(("a", "", 0), ("b", "", 1), ("c", "ab", 0), ("d", "", 0), memory=PLENTY)
@@ -96,9 +97,9 @@ def test_a_reader_may_be_done_before_its_copy_is_heard_of():
     state.start()
     assert state.handle(*ran(0)) == [Copy(0, 0, 1), Launch(1, 1)]
     assert state.handle(*ran(1)) == []  # a is being read for the copy, as far as is known
-    assert not state.finished
+    assert not state.is_finished
     assert state.handle(Copied(0, 0, 1)) == [Free(0, 0), Free(0, 1)]
-    assert state.finished
+    assert state.is_finished
     state.validate_end()
 
 
@@ -127,7 +128,7 @@ def test_a_value_is_copied_once_for_all_readers_on_a_device():
 
 
 def test_a_copy_comes_from_where_the_value_was_made():
-    """a on 0 was copied to 1 for b; c on 2 takes it from 0 all the same: the plan counted on it."""
+    """a on 0 was copied to 1 for b. c on 2 takes it from 0 all the same: the plan counted on it."""
     plan = plan_of(("a", "", 0), ("b", "a", 1), ("c", "ab", 2), memory=(99, 99, 99))
     state = state_of(plan)
     state.start()
@@ -194,7 +195,7 @@ def test_the_largest_value_of_a_kind_is_what_each_counts_for_in_the_window():
 
 
 def test_what_a_step_fetches_counts_for_the_window():
-    """c and d on 0 make 8 bytes each and fetch 8: the second of them would make 32 of 24."""
+    """c and d on 0 make 8 bytes each and fetch 8. The second of them would make 32 of 24."""
     steps = ("a", "", 1), ("b", "", 1), ("c", "a", 0), ("d", "b", 0)
     state = state_of(plan_of(*steps, memory=(480, 480), wanted="cd"), window=1)
     assert state.start() == [Launch(0, 1), Launch(1, 1)]
@@ -230,8 +231,9 @@ def test_the_default_windows():
 
 
 def test_reserve_all_or_nothing():
-    """
-    a1  b1   x0    c needs 24 bytes of 0, which has 24: while x is there, c must not take
+    """A step reserves all the room that it needs at once, or none.
+
+    a1  b1   x0    c needs 24 bytes of 0, which has 24. While x is there, c must not take
       \\ /         8 for itself and 8 for a, and hold them against whoever could go on.
       c0
     """
@@ -254,9 +256,10 @@ def test_reserve_all_or_nothing():
 
 
 def test_the_value_needed_last_is_evicted_first():
-    """
-    a   b   c      three fit, and c's reader d comes next, then b's, then a's: so a goes,
-    |   |   |      though it is the oldest, and so does b after it; never what is read at once.
+    """a goes first, whose reader comes last, though it is the oldest.
+
+    a   b   c      Three fit, and c's reader d comes next, then b's, then a's. b goes after a,
+    |   |   |      and never a value that is read at once.
     f   e   d
     """
     plan = plan_of(
@@ -404,7 +407,7 @@ def test_outputs_stay():
     state = state_of(plan)
     state.start()
     assert state.handle(*ran(0), *ran(1)) == []
-    assert state.finished
+    assert state.is_finished
     state.validate_end()
     assert state.where == [{0}, {0}]
 
@@ -504,8 +507,10 @@ def test_what_the_host_holds_for_nothing_leaves_it_first():
 
 
 def test_a_reader_waits_for_what_comes_from_the_disk():
-    """Files are read by a thread that is not in the device's queue: even ahead, nothing counts on
-    them before they are there."""
+    """A thread outside of the device's queue reads files.
+
+    Even ahead, no step counts on a value before it has come.
+    """
     plan = plan_of(("a", "", 0), ("b", "", 0, 16), ("c", "b", 0, 16), ("d", "ac", 0), memory=(32,))
     state = state_of(with_host(plan, 0), window=1)
     state.start()
@@ -559,8 +564,10 @@ def test_what_the_disk_cannot_hold_has_the_host_before_all_others():
 
 
 def on_a_host_with_two(last):
-    """a and z go to the host, which has room for two, and a comes back: b must leave for y next.
-    `last` are the names of a, b and z in the order in which they are read."""
+    """a and z go to the host, which has room for two, and a comes back.
+
+    b must leave for y next. `last` are the names of a, b and z in the order in which they are read.
+    """
     first, second, third = last
     plan = plan_of(
         ("a", "", 0),
@@ -719,8 +726,10 @@ def test_what_leaves_a_shared_memory_goes_to_the_disk():
 
 
 def test_room_in_a_shared_memory_is_for_whoever_waits():
-    """x holds 16 of 32 on 0, and a on 1 needs 24: it starts when 0 is done with x, whatever else
-    goes on there."""
+    """x holds 16 of 32 on 0, and a on 1 needs 24.
+
+    It starts when 0 is done with x, whatever else goes on there.
+    """
     steps = ("x", "", 0, 16), ("y", "x", 0, 0), ("z", "", 0, 0), ("a", "", 1, 24)
     state = state_of(sharing(plan_of(*steps, memory=(16, 16), wanted="yza")))
     assert state.start() == [Launch(0, 0), Launch(1, 0), Launch(2, 0)]
@@ -739,8 +748,10 @@ def test_values_of_the_graph_take_no_room_in_a_shared_memory():
 
 
 def test_a_result_in_a_shared_memory_is_no_replica():
-    """a is delivered, and b reads it later: the bytes in the result do not make room for x, and a
-    is read from the disk again."""
+    """a is delivered, and b reads it later.
+
+    The bytes in the result do not make room for x, and a is read from the disk again.
+    """
     steps = ("a", "", 0), ("x", "", 0, 16), ("b", "a", 0, 0)
     state = state_of(sharing(plan_of(*steps, memory=(16,), wanted="axb", deliver="a")))
     state.start()
@@ -765,8 +776,10 @@ def alike(plan, kind=0):
 
 
 def test_what_steps_of_a_kind_take_while_they_run_has_room():
-    """Of 64 bytes two steps of 8 may take 16 more each, before one has run; a is done, which took
-    40: then b leaves no room for c beside that."""
+    """Before one has run, two steps of 8 may take 16 more each, of 64 bytes.
+
+    a is done, which took 40: then b leaves no room for c beside that.
+    """
     steps = ("a", "", 0), ("b", "", 0), ("c", "", 0)
     state = state_of(alike(telling(plan_of(*steps, memory=(64,), wanted="abc"))), window=1)
     assert state.start() == [Launch(0, 0)]
@@ -899,7 +912,7 @@ def test_nor_where_something_stays_beside_it(stays):
 class Watched(LateDevices):
     """Looks at how full its memory is when a step runs, with what that takes meanwhile."""
 
-    def _refuses(self, step, place):
+    def _is_refused(self, step, place):
         if place >= 0 and not any(i == step for i, _ in self.values):  # it is launched
             memory, s = self.memory_of(place), self.plan.steps[step]
             held = [i for i, p in self.values if p == memory]
@@ -908,7 +921,7 @@ class Watched(LateDevices):
             extra = 0 if s.aside else self.plan.history.extra[s.kind]
             total = sum(self.nbytes[i] for i in (*held, step)) + extra
             assert total <= self.plan.machine.limit(memory)
-        return super()._refuses(step, place)
+        return super()._is_refused(step, place)
 
 
 @thorough
@@ -929,7 +942,7 @@ class Whole(LateDevices):
 
     begun = 0  # bytes of the result
 
-    def _refuses(self, step, place):
+    def _is_refused(self, step, place):
         plan = self.plan
         if place >= 0 and not any(i == step for i, _ in self.values):
             if step in plan.into:
@@ -938,7 +951,7 @@ class Whole(LateDevices):
             total = sum(self.nbytes[i] for i in held) + self.nbytes[step]
             total += self.begun if place in plan.whole else 0
             assert total <= plan.machine.limit(place)
-        return super()._refuses(step, place)
+        return super()._is_refused(step, place)
 
 
 @thorough
@@ -960,7 +973,7 @@ def test_a_result_that_is_one_array_has_room_beside_what_steps_need(case, data):
     memory[home] += nbytes
     alter(plan, machine=replace(plan.machine, memory=tuple(memory)))
     made = data.draw(st.sets(st.sampled_from(sorted(parts))))  # by kernels, where they belong
-    case.plan = plan.written(parts, made, home, nbytes)
+    case.plan = plan.with_result_array(parts, made, home, nbytes)
     case.sizes = [0 if i in made else n for i, n in enumerate(case.sizes)]
     devices = Whole(case.plan, case.rng, case.sizes)
     state = case.run(devices)
@@ -975,18 +988,20 @@ def test_a_result_that_leaves_no_room_for_a_step_is_not_one_array_from_the_start
     steps = ("a", "", 0), ("b", "a", 0), ("c", "a", 0)
     for memory, fits in ((24, True), (23, False)):
         plan = plan_of(*steps, memory=(memory,), wanted="bc")
-        assert (plan.written({1, 2}, {1, 2}, 0, 16) is not None) is fits
+        assert (plan.with_result_array({1, 2}, {1, 2}, 0, 16) is not None) is fits
     assert (
-        plan_of(*steps, memory=(24,), wanted="bc", guessed="a").written({1, 2}, {1, 2}, 0, 16)
+        plan_of(*steps, memory=(24,), wanted="bc", guessed="a").with_result_array(
+            {1, 2}, {1, 2}, 0, 16
+        )
         is None
     )
 
 
 def test_what_has_to_leave_for_a_result_leaves_before_its_first_part_is_made():
-    """x and y are there, 16 of 20; the result of 8 begins when one of them is on the host."""
+    """x and y are there, 16 of 20. The result of 8 begins when one of them is on the host."""
     steps = ("x", "", 0), ("y", "", 0), ("b", "x", 0), ("c", "y", 0)
     plan = plan_of(*steps, memory=(20,), wanted="xybc", there={"x": {0}, "y": {0}})
-    state = state_of(plan.written({2, 3}, {2, 3}, 0, 8))
+    state = state_of(plan.with_result_array({2, 3}, {2, 3}, 0, 8))
     assert state.start() == [Copy(1, 0, HOST)]
     assert state.peak[0] == 16
     assert state.handle(Copied(1, 0, HOST)) == [Free(1, 0), Launch(2, 0)]
@@ -1044,7 +1059,7 @@ def test_more_is_read_ahead_while_a_part_of_the_memory_is_free_for_work():
 
 
 def test_what_is_read_ahead_sends_nothing_away_while_its_device_works():
-    """y could leave for s, which is read before y is: but there is x, k and b to do first."""
+    """y could leave for s, which is read before y is. But x, k and b are to be done first."""
     steps = ("y", "", 0), ("x", "", 0), ("k", "", 0), ("b", "xk", 0, 0)
     steps += ("s", "", 0), ("c", "s", 0, 0), ("e", "y", 0, 0)
     state = state_of(with_files(plan_of(*steps, memory=(24,), wanted="bce"), "s"), window=8)
@@ -1086,10 +1101,11 @@ def test_what_was_read_from_a_file_is_dropped_and_read_again():
 
 
 def test_a_value_of_the_graph_is_there_and_is_not_launched():
-    """
-    v0 ---> b1     v was persisted on 0: it takes room there, a is launched at once, and 1 gets it
-    |              at once, too. It is never let go of: that would free nothing. The replica stays
-    a0             until somebody needs its room.
+    """A persisted value takes room where it is, and its readers need no launch of it.
+
+    v0 ---> b1     v was persisted on 0. a is launched at once, and 1 gets v at once, too.
+    |              v is never let go of: that would free nothing. The replica stays until
+    a0             somebody needs its room.
     """
     plan = plan_of(
         ("v", "", 0), ("a", "v", 0), ("b", "v", 1), memory=PLENTY, wanted="ab", fixed="v"
@@ -1099,7 +1115,7 @@ def test_a_value_of_the_graph_is_there_and_is_not_launched():
     assert state.used == {DISK: 0, HOST: 0, 0: 16, 1: 16}
     assert state.handle(*ran(1)) == []
     assert state.handle(Copied(0, 0, 1), *ran(2)) == []
-    assert state.finished
+    assert state.is_finished
     assert state.where[0] == {0, 1}
     state.validate_end()
 
@@ -1107,13 +1123,13 @@ def test_a_value_of_the_graph_is_there_and_is_not_launched():
 def test_a_graph_of_nothing_but_values_is_finished_before_it_begins():
     state = state_of(plan_of(("v", "", 0), ("w", "", 1), memory=PLENTY, wanted="vw", fixed="vw"))
     assert state.start() == []
-    assert state.finished
+    assert state.is_finished
     state.validate_end()
 
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_step_that_reads_values_from_two_devices_starts_when_they_are_together(ahead):
-    """v and w are there, on 0 and 1: the only thing that c on 0 waits for is the copy of w."""
+    """v and w are there, on 0 and 1. The only thing that c on 0 waits for is the copy of w."""
     plan = plan_of(("v", "", 0), ("w", "", 1), ("c", "vw", 0), memory=PLENTY, fixed="vw")
     state = state_of(plan, ahead=ahead)
     assert state.start() == [Copy(1, 1, 0), *([Launch(2, 0)] if ahead else [])]
@@ -1232,7 +1248,7 @@ def test_a_value_of_the_graph_that_is_wanted_stays_where_it_is():
     state = state_of(plan)
     assert state.start() == [Launch(1, 0)]
     assert state.handle(*ran(1)) == []
-    assert state.finished
+    assert state.is_finished
     state.validate_end()
 
 
@@ -1245,9 +1261,9 @@ def test_a_delivered_result_goes_to_the_host_when_it_is_done_and_leaves_the_devi
     state.start()
     assert state.handle(Issued(0, 8)) == []
     assert state.handle(Done(0)) == [Copy(0, 0, HOST)]
-    assert not state.finished  # the caller wants it on the host
+    assert not state.is_finished  # the caller wants it on the host
     assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0)]
-    assert state.finished
+    assert state.is_finished
     state.validate_end()
 
 
@@ -1280,7 +1296,7 @@ def test_a_refused_launch_is_tried_again_and_so_are_those_queued_behind_it():
 
 
 def test_after_a_refusal_a_step_waits_for_the_room_it_really_needs():
-    """x turned out to hold 16 of 24, and a to need 16: a waits until y on 1 has its own x."""
+    """x turned out to hold 16 of 24, and a to need 16. a waits until y on 1 has its own x."""
     plan = plan_of(("x", "", 0, 8), ("y", "x", 1), ("a", "", 0, 8), memory=(24, 99), wanted="a")
     state = state_of(plan)
     assert state.start() == [Launch(0, 0), Launch(2, 0)]

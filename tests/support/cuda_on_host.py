@@ -368,7 +368,7 @@ class Host:
                 row[slot] = (own[n].ctypes.data + offset) % 2**64
             outs.append([])
             for slot, o in zip(m.outputs, kernel.outputs, strict=True):
-                out = aligned(np.full(kernel.kept, 77, o.dtype))
+                out = aligned(np.full(kernel.output_shape, 77, o.dtype))
                 outs[-1].append(out)
                 row[slot] = out.ctypes.data
             if m.scratch is not None:

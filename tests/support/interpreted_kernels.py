@@ -60,4 +60,4 @@ def install() -> None:
     work: Any = NumpyArrays
     work._warn_of_calls = lambda *_: None  # some tests expect no warning
     hardware: Any = CudaHardware
-    hardware.follows = lambda *_: False  # a tape launches kernels by their addresses
+    hardware.can_replay = lambda *_: False  # a tape launches kernels by their addresses

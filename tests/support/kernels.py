@@ -359,8 +359,10 @@ def reduced(x, shape, axes, *ops):
 
 
 def windows(shape, lengths, dtype="f4", across=()):
-    """What there is in windows of some `lengths`, by axis, of an array, and all along the axes
-    `across`: an expression and the shape that it has, the windows' axes last."""
+    """An expression of sliding windows of some `lengths`, by axis, and its shape.
+
+    Each window also spans the axes `across`. The windows' axes come last.
+    """
     strides = View.contiguous(shape).strides
     over = {**lengths, **{a: shape[a] for a in across}}
     kept = [n - over[a] + 1 if a in over else n for a, n in enumerate(shape)]
@@ -486,7 +488,10 @@ def same(got, want, kernel):
 
 def quotients_and_roots(n):
     """A kernel of five float32 inputs of n elements that divides, inverts, and takes roots and
-    logarithms, some of what others gave: a vector of these is computed in stages."""
+    logarithms.
+
+    Some take what others gave: a vector of these is computed in stages.
+    """
     x, y, z, w, u = (source(i, (n,), "f4") for i in range(5))
     first = call("divide", x, y), call("reciprocal", u), call("sqrt", z), call("log", w)
     then = call("divide", call("add", first[2], x), call("add", first[1], y))
@@ -510,8 +515,10 @@ def any_floats(n, seed):
 
 
 def wrong_of_quotients_and_roots(arrays, got):
-    """Where `quotients_and_roots` has given what IEEE 754 has not, and how many units in the last
-    place its logarithms are away from those in float64."""
+    """Where `quotients_and_roots` gives other bits than IEEE 754.
+
+    And by how many units in the last place its logarithms differ from those in float64.
+    """
     x, y, z, w, u = arrays
     wrong, away = [], []
 

@@ -237,8 +237,10 @@ def cases(draw, exact=False, room=True, stuck=False, full=False, persisted=True,
 
 
 def _fitting(wanted, plan):
-    """Where chunks are at the start: places that were drawn (0 is home), as long as there is room
-    for them beside what stays there, else the disk."""
+    """Where chunks are at the start: places that were drawn, where 0 is home.
+
+    A chunk for which its place has no room beside what stays there is on the disk.
+    """
     machine, out = plan.machine, {}
     room = {p: machine.limit(p) for p in (DISK, HOST, *machine.memories)}
     for i, s in enumerate(plan.steps):
@@ -286,8 +288,8 @@ class StrictDevices(ShuffledDevices):
         assert not stays, f"step {step} is the caller's: it stays"
         super().free(step, place)
 
-    def _refuses(self, step, place):
-        return place == DISK and step in self.stuck or super()._refuses(step, place)
+    def _is_refused(self, step, place):
+        return place == DISK and step in self.stuck or super()._is_refused(step, place)
 
 
 class LateDevices(StrictDevices):

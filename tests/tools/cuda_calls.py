@@ -193,7 +193,7 @@ threads.Worker.__init__ = _begin_worker
 threads._WorkerContext.__init__ = _begin_desk
 threads._WorkerContext.work = _work
 threads.wait_for_events = _wait_for_events
-threads.Team.rests = _rests
+threads.Team.wait_until_idle = _rests
 
 import gpuscheduler
 from gpuscheduler.devices.cuda import result_rooms

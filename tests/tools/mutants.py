@@ -44,7 +44,7 @@ LAUNCHED_LATE = """        if self.ahead:
 
 #: name: (what is replaced, by what); the text must occur once.
 #:
-#: Not here, for nothing can tell them from the original: `_queued` without `launched` (a step is
+#: Not here, for nothing can tell them from the original: `_is_queued` without `launched` (a step is
 #: ready only once its inputs here are launched); `_done` delivering what is on its way already (a
 #: step is pinned until it is done, so it never is); `_copied` keeping an evicted value on its
 #: device (the host has it, so the next need drops it first); and `_advance` without its look at
@@ -186,7 +186,7 @@ MUTANTS = {
     # values of the graph
     "values of the graph are launched": ("if not n and i not in self.given:", "if not n:"),
     "values of the graph are not counted": (
-        "            self._use(place, self._counted(i, place))\n        for r",
+        "            self._use(place, self._counted_bytes(i, place))\n        for r",
         "        for r",
     ),
     "values of the graph are not found": (
@@ -198,8 +198,8 @@ MUTANTS = {
         "self.keep = set(plan.outputs)",
     ),
     "values of the graph are evicted": (
-        "return not own and self._counted(i, memory) > 0",
-        "return self._counted(i, memory) > 0",
+        "return not own and self._counted_bytes(i, memory) > 0",
+        "return self._counted_bytes(i, memory) > 0",
     ),
     "replicas of values of the graph are not evicted": (
         "own = i in self.fixed and self.memory[self.place[i]] == memory",
@@ -251,11 +251,11 @@ MUTANTS = {
         "after = -1",
     ),
     "reading sends nothing away": (
-        "        return not self.plan.steps[i].inputs and not self.quiet\n",
+        "        return not self.plan.steps[i].inputs and not self.is_quiet\n",
         "        return not self.plan.steps[i].inputs\n",
     ),
     "a guess counts on the room of values of the graph": (
-        "stays = self._immovable(memory).union(inputs)",
+        "stays = self._immovable_steps(memory).union(inputs)",
         "stays = set(inputs)",
     ),
     # delivery
@@ -285,7 +285,7 @@ MUTANTS = {
         "        self.busy[d] -= 1",
     ),
     "NoRoom of a copy keeps its room": (
-        "            self._use(place, -self._counted(i, place))\n",
+        "            self._use(place, -self._counted_bytes(i, place))\n",
         "",
     ),
     "NoRoom of a copy keeps its source pinned": (
@@ -293,7 +293,7 @@ MUTANTS = {
         "                self.stays.add(i)",
     ),
     "those that waited for a refused copy wait on": (
-        "                self._unreserve(r, out)\n                self._insist(r, 0)\n",
+        "                self._unreserve(r, out)\n                self._give_turn_alone(r, 0)\n",
         "                pass\n",
     ),
     "who steps back is waited with all the same": (
@@ -426,8 +426,8 @@ MUTANTS = {
         "        if False:\n",
     ),
     "what steps take while they run has room after the first": (
-        "        self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short\n",
-        "        self.short = False\n",
+        "(machine.arrays > 0 or any(self.extra.values())) and plan.may_be_short\n",
+        "False\n",
     ),
     "what steps take while they run is only that of the next": (
         "return max(extra, most) + sum",
@@ -455,18 +455,18 @@ MUTANTS = {
     ),
     # at the end of all means
     "what takes no room leaves for it": (
-        "return not own and self._counted(i, memory) > 0",
-        "return not own and self._counted(i, memory) >= 0",
+        "return not own and self._counted_bytes(i, memory) > 0",
+        "return not own and self._counted_bytes(i, memory) >= 0",
     ),
     "nothing is doubted when something was let go of": (
-        "if self.left and self.quiet:",
-        "if self.left and not out and self.quiet:",
+        "if self.left and self.is_quiet:",
+        "if self.left and not out and self.is_quiet:",
     ),
     "something is doubted while work is under way": (
-        "if self.left and self.quiet:",
+        "if self.left and self.is_quiet:",
         "if self.left:",
     ),
-    "nothing is ever doubted": ("if self.left and self.quiet:", "if False:"),
+    "nothing is ever doubted": ("if self.left and self.is_quiet:", "if False:"),
     "guesses are always believed": ("            if self.guess[i]:\n", "            if False:\n"),
     "guesses are never believed": (
         "            if self.guess[i]:\n",
@@ -499,7 +499,7 @@ FUSION = {
         "return True",
     ),
     "globals of a template are not looked at again": (
-        "return all_unchanged(self.around) and not self.entry.graph.changed()",
+        "return all_unchanged(self.around) and not self.entry.graph.has_changed()",
         "return all_unchanged(self.around)",
     ),
     "one array twice is like two": (
@@ -531,8 +531,8 @@ FUSION = {
         "return self.task",
     ),
     "values that were looked at do not count": (
-        "entry = found.filled(like, wanted) if found.fits(like) else None",
-        "entry = found.filled(like, wanted)",
+        "entry = found.fill(like, wanted) if found.fits(like) else None",
+        "entry = found.fill(like, wanted)",
     ),
     "a plan is taken over by other data of the same names": (
         "any(map(is_not, like.data, self._data))",
@@ -543,8 +543,8 @@ FUSION = {
         "self._entry",
     ),
     "a plan is taken over whatever values decided": (
-        "if not (template.holds() and template.fits(like)):",
-        "if not template.holds():",
+        "if not (template.is_valid() and template.fits(like)):",
+        "if not template.is_valid():",
     ),
     "values that were looked at may change in a later round": (
         "values = {id(data[n]): (data[n], before) for n, before in self.values.items()}",
@@ -575,11 +575,11 @@ FUSION = {
         "",
     ),
     "any function may get lists": (
-        "_WATCHED if _is_trusted(function) and all(map(_harmless, args)) else _ANYBODYS",
+        "_WATCHED if _is_trusted(function) and all(map(_is_harmless, args)) else _ANYBODYS",
         "_WATCHED",
     ),
     "arguments change no lists": (
-        "_WATCHED if _is_trusted(function) and all(map(_harmless, args)) else _ANYBODYS",
+        "_WATCHED if _is_trusted(function) and all(map(_is_harmless, args)) else _ANYBODYS",
         "_WATCHED if _is_trusted(function) else _ANYBODYS",
     ),
     "an array is told by its values and data, too": (
@@ -730,7 +730,7 @@ FUSION = {
         "turn[step] = 0",
     ),
     "a changed global keeps its plan": (
-        "if gone or found.entry.graph.changed():",
+        "if gone or found.entry.graph.has_changed():",
         "if gone:",
     ),
     "a product that others read is added up": (
@@ -774,7 +774,8 @@ FUSION = {
         "if more:",
     ),
     "a sum that is seen turned is the sum alone": (
-        "return canonical(root.data[1], shape) == canonical(View.contiguous(shape), shape)",
+        "return canonical_view(root.data[1], shape) == canonical_view("
+        "View.contiguous(shape), shape)",
         "return True",
     ),
     "a sum on another device is made where it is read": (

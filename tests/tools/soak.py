@@ -1,5 +1,6 @@
-"""Mixed graphs with faults at random, for as long as you like: at the end memory, threads and files
-are what they were at the start, and every value was right.
+"""Run mixed graphs with faults at random, for as long as you like.
+
+Every value must be right; at the end memory, threads and files must be as at the start.
 
     python tests/tools/soak.py --minutes 30
     python tests/tools/soak.py --seconds 5 --seed 7     # the same faults in the same order

@@ -21,8 +21,10 @@ usual = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 
 def followed(function, *values, constants=(), every=False):
-    """What the program of a function computes, as for GPUs; of its `constants` the values are
-    known, unless `every` one is an input."""
+    """The value that the program of a function computes, planned as for GPUs.
+
+    The values of `constants` are known, unless `every` one is an input.
+    """
     arrays = []
     given = [abstract(v, arrays) for v in values]
     beside = CapturedArrays(dense=True, every=every)

@@ -1,5 +1,7 @@
-"""Arrays without values in NumPy's hands: each function that is traced, on arrays of odd shapes,
-computes what NumPy computes, or says why not. NumPy reads no memory on the way.
+"""Each traced function, on arrays of odd shapes without values, computes what NumPy computes, or
+says why not.
+
+NumPy reads no memory on the way.
 
 All of it runs in a process of its own: what reads memory that is not there ends its process.
 """

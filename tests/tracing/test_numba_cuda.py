@@ -1,5 +1,7 @@
-"""Python functions in kernels: compiled by Numba and linked, and run on the host, where a kernel's
-text and Numba's own code for a GPU are compiled for the host's processor."""
+"""Python functions in kernels are compiled by Numba, linked, and run on the host.
+
+There a kernel's text and Numba's code for a GPU are compiled for the host's processor.
+"""
 
 from __future__ import annotations
 
@@ -509,8 +511,10 @@ def test_functions_that_share_what_they_call_are_linked_together():
     ("f", "repeats"), [(mandelbrot, True), (newton, True), (scaled_by(0.1), False)]
 )
 def test_what_repeats_is_in_a_kernel_once(f, repeats):
-    """Points side by side share their work on coordinates, but loops run one after the other: two
-    of them are as fast as one, and take twice as long to compile."""
+    """Points side by side share their work on coordinates, but loops run one after the other.
+
+    Two loops would be no faster than one, and take twice as long to compile.
+    """
     coordinates = [index(View(0, s)) for s in ((0, 1), (1, 0))[: f.__code__.co_argcount]]
     x = [Expr("cast", (n,), "f8") for n in coordinates]
     made = generate(Kernel((64, 64), (of(f, *x),)))
@@ -569,7 +573,7 @@ def test_the_same_function_has_the_same_symbol_in_every_process():
 def test_code_of_another_function_is_another_file():
     def words(f):
         made = generate(Kernel((64,), (of(f, *lines("f8")),)))
-        return kernels._words(made.source, "sm_90", made.calls, False, True)
+        return kernels._code_words(made.source, "sm_90", made.calls, False, True)
 
     assert words(zeta) is None  # it is not known to be the same in another process
     with pytest.MonkeyPatch.context() as patch:

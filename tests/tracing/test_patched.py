@@ -1,5 +1,7 @@
-"""Functions of libraries that are other ones when a collection is computed again, as in tests that
-mock them: what is there at that time is called."""
+"""A library's function may be replaced between two runs of a collection, as tests do that mock it.
+
+Each run calls the function that is there at that time.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from gpuscheduler.fusion import task as fusion_task
 from gpuscheduler.ir.expr import Expr, View, index, nodes
 from gpuscheduler.tracing.abstract import AbstractArray, GeneratedArray
 from gpuscheduler.tracing.context import CapturedArrays, NotTraceable
-from gpuscheduler.tracing.purity import globals_read, impure
+from gpuscheduler.tracing.purity import globals_read, why_impure
 from gpuscheduler.tracing.trace import trace_function
 from tests.support.strategies import thorough
 
@@ -521,7 +521,11 @@ def test_weights_of_a_histogram():
         return np.histogram(np.exp(x), 5, (0, 9), weights=w * 2)[0]
 
     (kernel,) = kernels(heavy, x, w)
-    assert (kernel.counts, kernel.weighs, kernel.kept) == (True, True, (5,))
+    assert (kernel.is_histogram, kernel.is_weighted_histogram, kernel.output_shape) == (
+        True,
+        True,
+        (5,),
+    )
     np.testing.assert_allclose(traced(heavy, x, w), heavy(x, w))
     of_them = functools.partial(reason, weights_in_bins, x)
     assert of_them(w[:, :1]) == f"it weighs {x.shape} values by {w[:, :1].shape} weights"
@@ -549,7 +553,7 @@ def digits(x):
 )
 def test_numbers_are_counted_of_which_the_greatest_is_known(count, x):
     (kernel,) = kernels(count, x)
-    assert kernel.counts
+    assert kernel.is_histogram
     agree(count, x)
     agree(lambda x, w: np.bincount(x % 7, w, 7), INTS.ravel(), INTS.ravel()[::-1].astype("i8"))
 
@@ -616,7 +620,7 @@ def test_a_histogram_of_two_is_one_pass():
         return np.histogramdd((x, np.exp(y)), (5, 4), ((0, 9), (0, 1)))[0]
 
     kernel, _ = kernels(of_two, DOUBLE[:, 0], DOUBLE[:, 1])  # then their type
-    assert (kernel.counts, kernel.kept) == (True, (20,))
+    assert (kernel.is_histogram, kernel.output_shape) == (True, (20,))
     one = DOUBLE[:, 0]
     assert "no range" in reason(lambda x: np.histogramdd((x, x), 5), one)
     assert "no range" in reason(lambda x: np.histogramdd((x, x), (5, [0.0, 1.0])), one)
@@ -630,11 +634,11 @@ def test_a_histogram_is_one_pass_over_what_is_computed():
     (kernel,) = kernels(
         lambda x: np.histogram(np.exp(x) * 2, 5, range=(0, 9))[0][np.newaxis], DOUBLE
     )
-    assert (kernel.counts, kernel.kept, kernel.points) == (True, (5,), DOUBLE.size)
+    assert (kernel.is_histogram, kernel.output_shape, kernel.points) == (True, (5,), DOUBLE.size)
     both = kernels(
         lambda x, y: [np.histogram(v, 5, range=(0, 9))[0] for v in (x, y, x)], CUBE, CUBE + 1
     )
-    assert [k.counts for k in both] == [True, True]
+    assert [k.is_histogram for k in both] == [True, True]
 
 
 @pytest.mark.parametrize("products", [False, True])
@@ -645,7 +649,7 @@ def test_a_histogram_of_what_is_computed_from_a_result(products):
         return heights((x - x.mean(0)) / x.std(), 4, (-2, 2))
 
     program = trace_function(centred, [AbstractArray(DOUBLE.shape, DOUBLE.dtype)], products)
-    assert program.kernels[-1].counts
+    assert program.kernels[-1].is_histogram
     assert_same(fusion_task.compute_program(program, evaluate.evaluate, [DOUBLE]), centred(DOUBLE))
 
 
@@ -1222,7 +1226,7 @@ class Thing:
     ],
 )  # fmt: skip
 def test_pure_functions(function):
-    assert impure(function) is None
+    assert why_impure(function) is None
 
 
 def mine():
@@ -1275,7 +1279,7 @@ MINE = mine()
     ],
 )
 def test_impure_functions(why, function):
-    assert why in (impure(function) or "")
+    assert why in (why_impure(function) or "")
     assert why in reason(function, DOUBLE)
 
 
@@ -1478,7 +1482,7 @@ def test_workloads_that_come_with_the_package_are_users_code():
     exec("import os\ndef block(n):\n    return os.getpid() + n", vars(made))
     sys.modules[made.__name__] = made
     try:
-        assert "os" in impure(made.block)
+        assert "os" in why_impure(made.block)
     finally:
         del sys.modules[made.__name__]
 
@@ -1605,7 +1609,7 @@ def test_a_histogram_of_one_element_on_a_gpu():
         lambda x: heights(x, [0, 1, 2, 3]), [AbstractArray((1,), DOUBLE.dtype)], True
     )
     (kernel,) = program.kernels
-    assert kernel.counts
+    assert kernel.is_histogram
 
 
 def shared(x):

@@ -112,7 +112,7 @@ def identity_state(reduction: Reduction, kernel: Kernel) -> State:
             raise ValueError(f"attempt to get {op} of an empty sequence")
         name = _REDUCE[op].__name__
         raise ValueError(f"zero-size array to reduction operation {name} which has no identity")
-    return tuple([np.full(kernel.kept, start or 0, t) for t in _types(reduction)])
+    return tuple([np.full(kernel.output_shape, start or 0, t) for t in _types(reduction)])
 
 
 _REDUCE: dict[str, np.ufunc] = {op: getattr(np, name) for op, name in llvm_reduce.PAIRWISE.items()}
@@ -124,7 +124,7 @@ def reduce_block(
     """The state of one block."""
     op = reduction.op
     if op in ("argmin", "argmax"):
-        return _extreme(op, value, axes, first, strides)
+        return _find_extreme(op, value, axes, first, strides)
     if op == "moment":
         _, total, real = _types(reduction)
         if reduction.dtypes[1].itemsize == real.itemsize:  # to be as exact as its own numbers
@@ -161,7 +161,7 @@ def _accurate_sum(value: Array, axes: tuple[int, ...], wide: DType) -> Any:
     return np.add.reduce(value, axes, wide)
 
 
-def _extreme(
+def _find_extreme(
     op: str, value: Array, axes: tuple[int, ...], first: int, strides: tuple[int, ...]
 ) -> State:
     """Where the extreme is among all points that are reduced, and the extreme itself."""

@@ -72,16 +72,17 @@ def evaluate(
     words: Mapping[Expr, Expr] | None = None,
     out: Array | None = None,
 ) -> tuple[Array, ...]:
-    """The outputs of a kernel, C-contiguous and of shape `kernel.kept`. `words` has other constants
-    for some of its constants: that costs much less than another kernel. `out` is the array, of any
-    strides, for the output of a kernel that has one.
+    """Return the outputs of a kernel, C-contiguous and of shape `kernel.output_shape`.
+
+    `words` has other constants for some of its constants: that costs much less than another kernel.
+    `out` is the array, of any strides, for the output of a kernel that has one.
 
     >>> from gpuscheduler.ir.expr import Expr, constant, source
     >>> x = source(0, (5,), "f8")
     >>> evaluate(Kernel((5,), (Expr("add", (x, constant(1, "f8")), "f8"),)), [np.arange(5.0)])
     (array([1., 2., 3., 4., 5.]),)
     """
-    if kernel.scans:
+    if kernel.is_scan:
         return _evaluate_scans(kernel, arrays, block_bytes, words, out)
     every = {n: arrays[n] for n in kernel.inputs}
     bounds = {n: memory_extent(a) for n, a in every.items()}
@@ -102,15 +103,17 @@ def evaluate(
             raise TypeError(f"array {n} is {memory[n].flat.dtype}, the kernel reads {dtype}")
     if plan.reductions:
         results = _evaluate_reductions(plan, memory, given)
-        if out is None and plan.direct is not None:
-            return tuple([np.asarray(results[n], order="C") for n in plan.direct])
+        if out is None and plan.output_results is not None:
+            return tuple([np.asarray(results[n], order="C") for n in plan.output_results])
         for n, result in enumerate(results):
             memory[-1 - n] = BufferMemory(result.reshape(-1), 0)
-    outs = [np.empty(kernel.kept, o.dtype) for o in kernel.outputs] if out is None else [out]
+    outs = (
+        [np.empty(kernel.output_shape, o.dtype) for o in kernel.outputs] if out is None else [out]
+    )
     # machine code writes to memory, whatever is there
     fresh = out is None or not (
         out.dtype != kernel.outputs[0].dtype
-        or out.shape != kernel.kept
+        or out.shape != kernel.output_shape
         or any(np.may_share_memory(out, a) for a in every.values())
     )
     for part in plan.outputs:
@@ -183,7 +186,10 @@ def _facts(kernel: Kernel) -> _KernelFacts:
 def _reach(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
     """How far its leaves reach into each array."""
     found: dict[int, tuple[int, int]] = {}
-    spaces = (([r.arg for r in kernel.reductions], kernel.shape), (kernel.outputs, kernel.kept))
+    spaces = (
+        ([r.arg for r in kernel.reductions], kernel.shape),
+        (kernel.outputs, kernel.output_shape),
+    )
     for roots, shape in spaces:
         if 0 in shape:
             continue
@@ -272,7 +278,7 @@ class _EvaluationPlan:
             region.shape
         ) < math.prod(whole):
             return None
-        target, count = region.views[0], math.prod(self.kernel.kept)
+        target, count = region.views[0], math.prod(self.kernel.output_shape)
         if len(self.regions) > 1:
             target = broadcast_view(View.contiguous(region.kept), region.stays, len(region.shape))
             count = math.prod(region.kept)
@@ -296,17 +302,25 @@ class _EvaluationPlan:
             position = reorder_view(position, order)
         types = [accumulation_dtype(r) for r in self.reductions]
         code = llvm_reduce.reduction_loop(
-            shape, exprs, self.reductions, types, target, position, along, count, self.few
+            shape,
+            exprs,
+            self.reductions,
+            types,
+            target,
+            position,
+            along,
+            count,
+            self.has_few_points,
         )
         return code, order
 
     @cached_property
-    def few(self) -> bool:
+    def has_few_points(self) -> bool:
         """Whether so few points are reduced that rounding errors are those of NumPy's sums."""
         return math.prod([self.kernel.shape[k] for k in self.kernel.axes]) <= FEW_POINTS
 
     @cached_property
-    def direct(self) -> list[int] | None:
+    def output_results(self) -> list[int] | None:
         """Which results the outputs are, where they are nothing else."""
         numbers = [(r, j) for r, x in enumerate(self.reductions) for j in range(len(x.dtypes))]
         outputs = self.kernel.outputs
@@ -325,7 +339,8 @@ class _EvaluationPlan:
         """What machine code makes of a region, or of its box with an origin: states of this
         shape."""
         made = [
-            llvm_code.states(r.op, accumulation_dtype(r), shape, self.few) for r in self.reductions
+            llvm_code.states(r.op, accumulation_dtype(r), shape, self.has_few_points)
+            for r in self.reductions
         ]
         places = [llvm_code.address(a) for found in made for a in found]
         if origin is None:
@@ -348,7 +363,7 @@ def _plan(
     for r, reduction in enumerate(kernel.reductions):
         for j in range(len(reduction.dtypes)):
             numbers[r, j] = len(numbers)
-    whole = View.contiguous(kernel.kept)
+    whole = View.contiguous(kernel.output_shape)
 
     def change(leaf: Expr) -> Expr:
         if leaf.op == "constant" and leaf in words:
@@ -364,15 +379,15 @@ def _plan(
         if bounds is None:
             return [(box, roots)]
         known = dict(bounds)
-        known.update({-1 - n: (0, math.prod(kernel.kept) - 1) for n in numbers.values()})
+        known.update({-1 - n: (0, math.prod(kernel.output_shape) - 1) for n in numbers.values()})
         return list(_regions(roots, box, known))
 
     outputs = []
     target = whole if strides is None else View(0, strides)
-    for box, roots in regions(replace_leaves(kernel.outputs, change), kernel.kept):
+    for box, roots in regions(replace_leaves(kernel.outputs, change), kernel.output_shape):
         outputs.append(Region(box, roots, [target] * len(roots), frozenset(), block_bytes))
     inner = []
-    if kernel.counts:
+    if kernel.is_histogram:
         # once for each point, not for each bin, too
         _, wanted = _histogram_parts(kernel)
         wanted = replace_leaves(wanted, lambda leaf: drop_first_axis(change(leaf)))
@@ -399,17 +414,17 @@ def _evaluate_reductions(
 ) -> list[Array]:
     """The results of all reductions, over the axes that are kept."""
     kernel = plan.kernel
-    if kernel.counts:
+    if kernel.is_histogram:
         return [_evaluate_histogram(plan, memory, given)]
     states: list[State] | None = None
     seen: Array | None = None
     for region, code in zip(plan.regions, plan.codes, strict=True):
         if code is not None and len(plan.regions) == 1:
-            states = plan.states(code, kernel.kept, memory, given)
+            states = plan.states(code, kernel.output_shape, memory, given)
             break
         if states is None:
-            states = [allocate_state(r, kernel.kept) for r in plan.reductions]
-            seen = np.zeros(kernel.kept, bool) if len(plan.regions) > 1 else None
+            states = [allocate_state(r, kernel.output_shape) for r in plan.reductions]
+            seen = np.zeros(kernel.output_shape, bool) if len(plan.regions) > 1 else None
         if code is not None:
             found = plan.states(code, region.kept, memory, given)
             _enter(plan, region, found, (0,) * len(region.shape), region.shape, states, seen)
@@ -429,7 +444,7 @@ def _histogram_parts(kernel: Kernel) -> tuple[Bins | None, list[Expr]]:
     Behind these come weights, if there are any.
     """
     value, weights = kernel.reductions[0].arg, []
-    if kernel.weighs:
+    if kernel.is_weighted_histogram:
         if value.op == "complex":
             value, weight = value.args
         else:
@@ -449,7 +464,7 @@ def _evaluate_histogram(
     (reduction,) = plan.reductions
     kernel = plan.kernel
     bins, _ = _histogram_parts(kernel)
-    total = np.zeros(kernel.kept, np.float64 if kernel.weighs else np.int64)
+    total = np.zeros(kernel.output_shape, np.float64 if kernel.is_weighted_histogram else np.int64)
     count = len(total)
     for region in plan.regions:
         run = RegionRun(region, memory, given)
@@ -470,8 +485,8 @@ def _evaluate_histogram(
 def _reduce_region(
     plan: _EvaluationPlan, run: RegionRun, states: list[State], seen: Array | None
 ) -> None:
-    region, drawn = run.region, run.region.drawn
-    if drawn is not None and not drawn.reduces(plan):
+    region, drawn = run.region, run.region.drawn_numbers
+    if drawn is not None and not drawn.has_reducing_code(plan):
         drawn = None
     room = [] if drawn is None else drawn.room()
     axes = range(len(region.shape))

@@ -44,13 +44,13 @@ def map_loop(
 
 def _write_map_loop(row: RegionLoop, roots: Sequence[Expr]) -> LoopFunction:
     text, axes = LlvmText(), row.axes
-    row.begins(text)
+    row.declare_arguments(text)
     steps = [[row.number("target", (n, k)) for k in range(axes - 1)] for n in range(len(roots))]
     with ExitStack() as stack:
         outer = [stack.enter_context(text.loop(n)) for n in row.lengths[:-1]]
         row.begin(outer)
         ends = [
-            text.at(
+            text.pointer_to(
                 memory_type(r.dtype),
                 f"%out{n}",
                 total(text, list(zip(steps[n], outer, strict=True))),
@@ -59,7 +59,7 @@ def _write_map_loop(row: RegionLoop, roots: Sequence[Expr]) -> LoopFunction:
         ]
         with text.loop(row.lengths[-1]) as j:
             for value, end, root in zip(row.values(j, roots), ends, roots, strict=True):
-                text.store(root.dtype, value, text.at(memory_type(root.dtype), end, j))
+                text.store(root.dtype, value, text.pointer_to(memory_type(root.dtype), end, j))
     return LoopFunction(compile_function(text, row, len(roots), ""), tuple(row.ints))
 
 

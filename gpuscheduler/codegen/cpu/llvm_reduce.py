@@ -82,7 +82,7 @@ def finish_accumulators(op: str, made: list[Array]) -> tuple[Array, ...]:
 def _write_reduction_loop(row: RegionLoop, roots: Sequence[Expr], reductions: Sequence[Reduction],
               types: Sequence[DType], along: bool, few: bool) -> LoopFunction:  # fmt: skip
     text, axes = LlvmText(), row.axes
-    row.begins(text)
+    row.declare_arguments(text)
     steps = [row.number("target", (0, k)) for k in range(axes - 1)]
     placed = any(r.op in EXTREMES for r in reductions)
     places = [row.number("target", (1, k)) for k in range(axes)] if placed else []
@@ -115,12 +115,14 @@ def _write_reduction_loop(row: RegionLoop, roots: Sequence[Expr], reductions: Se
         if along:
             where, position = rows(stack)
             start, count = pieces(stack)
-            buffers = [text.once(f"alloca [{PIECE} x {memory_type(t)}], align 64") for t in types]
+            buffers = [
+                text.emit_once(f"alloca [{PIECE} x {memory_type(t)}], align 64") for t in types
+            ]
             with text.loop(count) as i:
                 values = row.values(text(f"add nsw i64 {start}, {i}"), roots)
                 for value, root, s, b in zip(values, roots, found, buffers, strict=True):
                     value = text.cast(value, root.dtype, s.dtype)
-                    text.store(s.dtype, value, text.at(memory_type(s.dtype), b, i))
+                    text.store(s.dtype, value, text.pointer_to(memory_type(s.dtype), b, i))
             if placed:
                 position = total(text, [(position, None), (places[-1], start)])
             for s, b in zip(found, buffers, strict=True):
@@ -159,7 +161,7 @@ class _LoopAccumulator:
             name = "row_sum_f8"
             helpers[name] = helpers.get(name) or _lanes(name, "sum", dtype, text.used)
             helpers["row_moment"] = _moment()
-            words = ", ".join([f"ptr {text.at('double', a, where)}" for a in self.arrays])
+            words = ", ".join([f"ptr {text.pointer_to('double', a, where)}" for a in self.arrays])
             text.do(f"call void @row_moment(ptr {piece}, i64 {count}, {words})")
             return
         name = f"row_{op}_{dtype.str[1:]}"
@@ -184,13 +186,13 @@ class _LoopAccumulator:
         value = text(f"call {kind} @{name}(ptr {piece}, i64 {count})")
         if dtype.kind == "b":
             value = text(f"icmp ne i8 {value}, 0")
-        last = text.load(dtype, text.at(kind, self.arrays[1], where))
+        last = text.load(dtype, text.pointer_to(kind, self.arrays[1], where))
         beats, same = self._compare_extremes(text, value, last)
         matters = text(f"or i1 {beats}, {same}")
-        nearest = text.once("alloca i64")
+        nearest = text.emit_once("alloca i64")
         text.do(f"store i64 {NOWHERE}, ptr {nearest}")
         with text.loop(text(f"select i1 {matters}, i64 {count}, i64 0")) as i:
-            here = text.load(dtype, text.at(kind, piece, i))
+            here = text.load(dtype, text.pointer_to(kind, piece, i))
             _, it = self._compare_extremes(text, here, value)
             place = total(text, [(at[0], None), (at[1], i)])
             place = text(f"select i1 {it}, i64 {place}, i64 {NOWHERE}")
@@ -220,15 +222,15 @@ class _LoopAccumulator:
             return
         total, lost = self.arrays[1:3] if self.op == "moment" else self.arrays
         with text.loop(row.number("states", None)) as k:
-            place = text.at("double", total, k)
+            place = text.pointer_to("double", total, k)
             value = text.load(self.dtype, place)
-            more = text.load(self.dtype, text.at("double", lost, k))
+            more = text.load(self.dtype, text.pointer_to("double", lost, k))
             size = text.call("llvm.fabs.f64", "double", value)
             finite = text(f"fcmp olt double {size}, 0x7FF0000000000000")
             more = text(f"select i1 {finite}, double {more}, double -0.0")
             text.store(self.dtype, text(f"fadd double {value}, {more}"), place)
             if self.op == "moment":  # the mean is infinite, or none
-                place = text.at("double", self.arrays[3], k)
+                place = text.pointer_to("double", self.arrays[3], k)
                 value = text.load(self.dtype, place)
                 value = text(f"select i1 {finite}, double {value}, double 0x7FF8000000000000")
                 text.store(self.dtype, value, place)
@@ -240,7 +242,7 @@ class _LoopAccumulator:
         """
         if self.op != "moment":
             return position
-        n = text(f"load double, ptr {text.at('double', self.arrays[0], where)}, align 1")
+        n = text(f"load double, ptr {text.pointer_to('double', self.arrays[0], where)}, align 1")
         more = text(f"fadd double {n}, 1.0")
         first = text(f"fcmp oeq double {n}, 0.0")
         one = text(f"select i1 {first}, double 1.0, double {n}")
@@ -251,8 +253,8 @@ class _LoopAccumulator:
         if self.op in EXTREMES:
             i8 = np.dtype(np.int64)
             place, there = (
-                text.at("i64", self.arrays[0], at),
-                text.at(memory_type(self.dtype), self.arrays[1], at),
+                text.pointer_to("i64", self.arrays[0], at),
+                text.pointer_to(memory_type(self.dtype), self.arrays[1], at),
             )
             before, last = text.load(i8, place), text.load(self.dtype, there)
             beats, same = self._compare_extremes(text, found, last)
@@ -264,7 +266,7 @@ class _LoopAccumulator:
                 self.dtype, text(f"select i1 {better}, {kind} {found}, {kind} {last}"), there
             )
             return
-        places = [text.at(memory_type(self.dtype), a, at) for a in self.arrays]
+        places = [text.pointer_to(memory_type(self.dtype), a, at) for a in self.arrays]
         if self.op == "moment":  # Welford 1962, of what is beyond the first value
             first, more, part, share = known
             count, summed, lost, squares, origin, beyond = places
@@ -322,12 +324,12 @@ def _moment() -> str:
     text.store(f8, zero, "%origin")
 
     with text.loop("%count") as i:
-        at = text.at("double", "%piece", i)
+        at = text.pointer_to("double", "%piece", i)
         text.store(f8, text(f"fsub double {text.load(f8, at)}, {zero}"), at)
     text.do("%off = call double @row_sum_f8(ptr %piece, i64 %count)")
     mean = text(f"fdiv double %off, {n}")
     with text.loop("%count") as i:
-        at = text.at("double", "%piece", i)
+        at = text.pointer_to("double", "%piece", i)
         off = text(f"fsub double {text.load(f8, at)}, {mean}")
         text.store(f8, text(f"fmul double {off}, {off}"), at)
     text.do("%own = call double @row_sum_f8(ptr %piece, i64 %count)")
@@ -350,10 +352,10 @@ def _moment() -> str:
 def _lanes(name: str, op: str, dtype: DType, used: set[str]) -> str:
     """A function that reduces a piece of a row, in lanes."""
     text, kind = LlvmText(), memory_type(dtype)
-    lanes = text.once(f"alloca [{LANES} x {kind}], align 64")
+    lanes = text.emit_once(f"alloca [{LANES} x {kind}], align 64")
     begin = identity(op, dtype)
     with text.loop(str(LANES)) as i:
-        text.store(dtype, array_literal(begin), text.at(kind, lanes, i))
+        text.store(dtype, array_literal(begin), text.pointer_to(kind, lanes, i))
 
     def merge_into(place: str, value: str) -> None:
         text.store(dtype, _merge_states(text, op, dtype, text.load(dtype, place), value), place)
@@ -361,16 +363,20 @@ def _lanes(name: str, op: str, dtype: DType, used: set[str]) -> str:
     whole = text(f"and i64 %count, {-LANES}")
     with text.loop(whole, LANES) as start, text.loop(str(LANES)) as i:
         j = text(f"add nsw i64 {start}, {i}")
-        merge_into(text.at(kind, lanes, i), text.load(dtype, text.at(kind, "%piece", j)))
+        merge_into(
+            text.pointer_to(kind, lanes, i), text.load(dtype, text.pointer_to(kind, "%piece", j))
+        )
     rest = text(f"sub nsw i64 %count, {whole}")
     with text.loop(rest) as i:
         j = text(f"add nsw i64 {whole}, {i}")
-        merge_into(text.at(kind, lanes, i), text.load(dtype, text.at(kind, "%piece", j)))
+        merge_into(
+            text.pointer_to(kind, lanes, i), text.load(dtype, text.pointer_to(kind, "%piece", j))
+        )
     half = LANES // 2
     while half:
         with text.loop(str(half)) as i:
-            other = text.at(kind, lanes, text(f"add nsw i64 {i}, {half}"))
-            merge_into(text.at(kind, lanes, i), text.load(dtype, other))
+            other = text.pointer_to(kind, lanes, text(f"add nsw i64 {i}, {half}"))
+            merge_into(text.pointer_to(kind, lanes, i), text.load(dtype, other))
         half //= 2
     found = text(f"load {kind}, ptr {lanes}")
     text.do(f"ret {kind} {found}")

@@ -84,26 +84,26 @@ class LlvmText:
         self.used: set[str] = set()  # functions that it calls
         self._count = 0
 
-    def new(self) -> str:
+    def new_name(self) -> str:
         self._count += 1
         return f"%v{self._count}"
 
     def __call__(self, text: str) -> str:
-        name = self.new()
+        name = self.new_name()
         self.lines.append(f"  {name} = {text}")
         return name
 
     def do(self, text: str) -> None:
         self.lines.append(f"  {text}")
 
-    def once(self, text: str) -> str:
-        name = self.new()
+    def emit_once(self, text: str) -> str:
+        name = self.new_name()
         self.entry.append(f"  {name} = {text}")
         return name
 
     @contextmanager
     def loop(self, count: str, step: int = 1) -> Iterator[str]:
-        place, n = self.once("alloca i64"), self._count
+        place, n = self.emit_once("alloca i64"), self._count
         self.do(f"store i64 0, ptr {place}")
         self.do(f"br label %head{n}")
         self.lines.append(f"head{n}:")
@@ -117,7 +117,7 @@ class LlvmText:
         self.do(f"br label %head{n}")
         self.lines.append(f"done{n}:")
 
-    def at(self, kind: str, base: str, i: str) -> str:
+    def pointer_to(self, kind: str, base: str, i: str) -> str:
         return self(f"getelementptr inbounds {kind}, ptr {base}, i64 {i}")
 
     def load(self, dtype: DType, place: str) -> str:
@@ -178,7 +178,7 @@ class LlvmText:
         sign = "" if how in ("eq", "ne") else "s" if dtype.kind == "i" else "u"
         return self(f"icmp {sign}{how} {value_type(dtype)} {a}, {b}")
 
-    def chosen(self, op: str, dtype: DType, a: str, b: str) -> str:
+    def choose(self, op: str, dtype: DType, a: str, b: str) -> str:
         """The larger or the smaller, as NumPy chooses; `fmax` and `fmin` let NaNs go."""
         how, odd = _CHOICES[op]
         first = self.compare(how, dtype, a, b)
@@ -225,7 +225,7 @@ class LlvmText:
         if dtype != first:
             raise NotWritten(op)
         if op in _CHOICES:
-            return self.chosen(op, dtype, *args)
+            return self.choose(op, dtype, *args)
         if op == "positive":
             return args[0]
         if op == "sign":
@@ -335,7 +335,7 @@ class RegionLoop:
         #: What the function's text is made of, and equal where that is.
         self.words = tuple(words)
 
-    def begins(self, text: LlvmText) -> None:
+    def declare_arguments(self, text: LlvmText) -> None:
         """Declare what the function is given."""
         self.text, axes = text, self.axes
         self.fixed: dict[int, str] = {}  # what is the same at every point
@@ -348,9 +348,9 @@ class RegionLoop:
             self._declare(n, leaf)
 
     def number(self, what: str, which: Any) -> str:
-        place = self.text.once(f"getelementptr inbounds i64, ptr %ints, i64 {len(self.ints)}")
+        place = self.text.emit_once(f"getelementptr inbounds i64, ptr %ints, i64 {len(self.ints)}")
         self.ints.append((what, which))
-        return self.text.once(f"load i64, ptr {place}")
+        return self.text.emit_once(f"load i64, ptr {place}")
 
     def _declare(self, n: int, leaf: Expr) -> None:
         slot = self.slots[id(leaf)]
@@ -372,9 +372,9 @@ class RegionLoop:
                 if inner not in (0, 1):
                     self.apart[n] = self.number("stride", (n, self.axes - 1))
                 return
-        found = self.text.once(f"load {kind}, ptr %leaf{n}, align 1")
+        found = self.text.emit_once(f"load {kind}, ptr %leaf{n}, align 1")
         if leaf.dtype.kind == "b":
-            found = self.text.once(f"icmp ne i8 {found}, 0")
+            found = self.text.emit_once(f"icmp ne i8 {found}, 0")
         self.fixed[slot] = found
 
     def begin(self, outer: list[str]) -> None:
@@ -390,7 +390,7 @@ class RegionLoop:
                 self.rows[n] = total(text, [(start, None), *zip(steps, outer, strict=False)])
                 continue
             where = total(text, list(zip(self._strides[n], outer, strict=True)))
-            row = text.at(memory_type(leaf.dtype), f"%leaf{n}", where)
+            row = text.pointer_to(memory_type(leaf.dtype), f"%leaf{n}", where)
             if leaf.data[1].strides[-1]:
                 self.rows[n] = row
             else:
@@ -407,7 +407,9 @@ class RegionLoop:
                 value = text(f"add i64 {self.rows[n]}, {step}")
             else:
                 at = text(f"mul i64 {self.apart[n]}, {j}") if n in self.apart else j
-                value = text.load(leaf.dtype, text.at(memory_type(leaf.dtype), self.rows[n], at))
+                value = text.load(
+                    leaf.dtype, text.pointer_to(memory_type(leaf.dtype), self.rows[n], at)
+                )
             found[self.slots[id(leaf)]] = value
         for node in self.order:
             slot = self.slots[id(node)]

@@ -91,11 +91,11 @@ def _run(op: str, key: int, starts: Array, step: int, out: Array) -> None:
     from . import philox_loops as loops  # which imports Numba
 
     if op == "bits":
-        loops.bits(*_words(key), starts, step, out)
+        loops.bits(*_key_halves(key), starts, step, out)
     elif op == "uniform":
-        loops.uniform(*_words(key), starts, step, out, _shift(out))
+        loops.uniform(*_key_halves(key), starts, step, out, _shift(out))
     elif op == "normal":
-        loops.normal(*_words(key), starts, step, out, _shift(out))
+        loops.normal(*_key_halves(key), starts, step, out, _shift(out))
     else:
         raise ValueError(f"{op} is no kind of random number")
 
@@ -105,16 +105,16 @@ def _run_at(op: str, key: int, places: Array, out: Array) -> None:
     from . import philox_loops as loops  # as above
 
     if op == "bits":
-        loops.bits_at(*_words(key), places, out)
+        loops.bits_at(*_key_halves(key), places, out)
     elif op == "uniform":
-        loops.uniform_at(*_words(key), places, out, _shift(out))
+        loops.uniform_at(*_key_halves(key), places, out, _shift(out))
     elif op == "normal":
-        loops.normal_at(*_words(key), places, out, _shift(out))
+        loops.normal_at(*_key_halves(key), places, out, _shift(out))
     else:
         raise ValueError(f"{op} is no kind of random number")
 
 
-def _words(key: int) -> tuple[np.uint64, np.uint64]:
+def _key_halves(key: int) -> tuple[np.uint64, np.uint64]:
     return np.uint64(key & 0xFFFF_FFFF), np.uint64(key >> 32)
 
 

@@ -124,7 +124,7 @@ def _log(x):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _turn(v):  # type: ignore[no-untyped-def]
+def _cos_and_sin(v):  # type: ignore[no-untyped-def]
     """Cosine and sine of 2πv, for v from 0 to 1.
 
     The polynomials are those of FreeBSD's k_cos.c and k_sin.c.
@@ -183,7 +183,7 @@ def _box_muller(even, odd, shift, unit, a, b):  # type: ignore[no-untyped-def]
         u = np.float64(np.int64(even[k] >> shift) + 1) * unit
         v = np.float64(np.int64(odd[k] >> shift)) * unit
         r = np.sqrt(-2.0 * _log(u))
-        cosine, sine = _turn(v)
+        cosine, sine = _cos_and_sin(v)
         a[k], b[k] = r * cosine, r * sine
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...ir.expr import RANDOM, DType, Expr, View, nodes, substitute, view_of, with_view
-from ...ir.regions import Box, affine
+from ...ir.regions import Box, as_affine
 from . import llvm_code, llvm_map, philox
 from .accumulate import ALL_POINTS, Array, State, broadcast_view
 from .array_memory import BufferMemory, buffer_memory
@@ -46,7 +46,7 @@ def _place(node: Expr, axes: int) -> tuple[View, list[Expr]] | None:
     if node.op == "add" and node.dtype == np.int64 and node.args[1].op == OPEN:
         found = _place(node.args[0], axes)
         return None if found is None else (found[0], [*found[1], node.args[1]])
-    view = affine(node, axes)
+    view = as_affine(node, axes)
     return None if view is None or not any(view.strides) else (view, [])
 
 
@@ -107,7 +107,7 @@ class Region:
         nothing, everything = (False,) * axes, (True,) * axes
 
         roots = _find_clips(roots)
-        for node in _reachable(roots):
+        for node in _evaluated_nodes(roots):
             below = node.args[:1] if node.op == GUARDED else node.args
             args = tuple([slots[id(a)] for a in below])
             words = (node.op, node.dtype, node.data, args, node if node.op == GUARDED else None)
@@ -223,7 +223,7 @@ class Region:
     # ---- evaluation
 
     @cached_property
-    def drawn(self) -> DrawnNumbers | None:
+    def drawn_numbers(self) -> DrawnNumbers | None:
         """How machine code computes what is made of random numbers, where that is worth it."""
         if not llvm_map.is_worth_compiling(self.shape):
             return None
@@ -254,8 +254,8 @@ class Region:
             ]
             self.code(memory, given, places)
             return
-        if fresh and self.drawn is not None and self.drawn.writes:
-            self.drawn.write(memory, outs, given)
+        if fresh and self.drawn_numbers is not None and self.drawn_numbers.has_writing_code:
+            self.drawn_numbers.write(memory, outs, given)
             return
         targets = []
         for out, view in zip(outs, self.views, strict=True):
@@ -377,11 +377,11 @@ class DrawnNumbers:
         return self._reducing[lengths]
 
     @cached_property
-    def writes(self) -> bool:
+    def has_writing_code(self) -> bool:
         """Whether there is code that writes it."""
         return all(self.code(lengths) is not None for lengths in {n for _, n in self.boxes()})
 
-    def reduces(self, plan: _EvaluationPlan) -> bool:
+    def has_reducing_code(self, plan: _EvaluationPlan) -> bool:
         """Whether there is code that reduces it for its plan."""
         return all(self.reducer(plan, n)[0] is not None for n in {n for _, n in self.boxes()})
 
@@ -538,7 +538,7 @@ def _collapse_axes(
     return lengths, over, new
 
 
-def _reachable(roots: list[Expr]) -> list[Expr]:
+def _evaluated_nodes(roots: list[Expr]) -> list[Expr]:
     """Nodes that are evaluated as such: not those below a guarded one's branches."""
     return nodes(roots, lambda n: n.args[:1] if n.op == GUARDED else n.args)
 
@@ -557,7 +557,7 @@ def block_boxes(
 def _find_clips(roots: list[Expr]) -> list[Expr]:
     """Replace choices between a value and two bounds by `clip`, ten times as fast."""
     new: dict[int, Expr] = {}
-    for node in _reachable(roots):
+    for node in _evaluated_nodes(roots):
         args = tuple([new.get(id(a), a) for a in node.args])
         same = all(a is b for a, b in zip(args, node.args, strict=True))
         here = node if same else Expr(node.op, args, node.dtype, node.data)

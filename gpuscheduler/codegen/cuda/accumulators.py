@@ -77,7 +77,7 @@ def finish_results(body: Body, site: LoopSite, number: str = "o") -> list[str]:
     lines = [*declared]
     lines += enclose(body.loads(tree, tree.inputs, place, "z#"), bool(tree.inputs))
     values = {k: f"z{k}" for k in tree.inputs}
-    wanted = tree.below(tree.roots)
+    wanted = tree.nodes_below(tree.roots)
     lines += body.statements(tree, wanted, place, values)
     offset = places.offset(schedule.out_layout, place)
     vector = held > 1 and schedule.fast_stride(schedule.out_layout) == 1

@@ -19,7 +19,7 @@ class ArgumentSlots:
         self.words: list[int] = []
         self._known: dict[Any, int] = {}
 
-    def at(self, name: Any, value: int = 0) -> int:
+    def slot_of(self, name: Any, value: int = 0) -> int:
         """The slot of that name, which has one value."""
         word = int(value) & (2**64 - 1)
         if name not in self._known:
@@ -51,7 +51,7 @@ class Arguments:
 
     def slot(self, name: Any, value: int = 0) -> str:
         """The text of an argument."""
-        return f"S({self.slots.at(name, value)})"
+        return f"S({self.slots.slot_of(name, value)})"
 
     def number(self, name: Any, value: int) -> str:
         """The text of an argument that counts points or elements."""

@@ -16,7 +16,7 @@ from .operations import STORED, TYPES, cast, load_value, results
 from .random_numbers import RandomText
 from .schedule import Schedule
 from .stages import compute_in_stages, plan_stages
-from .statements import enclose, let, loop_elements
+from .statements import declare_value, enclose, loop_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Body:
             if away:
                 name = f"p{tree.letter}{k}"
                 return f"const {STORED[node.code]}* const {name} = p{tree.letter}{first} + {away};"
-        slot = arguments.slots.at(("input", tree.letter, k))
+        slot = arguments.slots.slot_of(("input", tree.letter, k))
         arguments.pointers[slot] = n, view.offset * size_of(node.code)
         return f"const {STORED[node.code]}* const p{tree.letter}{k} = " + (
             f"(const {STORED[node.code]}*)S({slot});"
@@ -89,7 +89,7 @@ class Body:
         lines = []
         needed = [g for k in chosen if (g := tree.guards[k]) is not None]
         if needed:
-            lines += self.statements(tree, tree.below(needed), site, {})
+            lines += self.statements(tree, tree.nodes_below(needed), site, {})
         offsets: dict[int, str] = {}
         anyhow: list[int] = []  # vectors that begin anywhere are read one by one
         for k in chosen:
@@ -184,9 +184,9 @@ class Body:
                 text = self.nodes.operation(tree, k)
             guard = tree.guards.get(k) if node.op in ("call", "taken") else None
             if guard is None:
-                lines.append(let(node.code, f"{tree.letter}{k}", text))
+                lines.append(declare_value(node.code, f"{tree.letter}{k}", text))
                 continue
-            others = [n for n in tree.below([guard]) if n not in done]
+            others = [n for n in tree.nodes_below([guard]) if n not in done]
             before = self.statements(tree, others, site, inputs, element, drawn, done)
             check = f"if ({tree.letter}{guard}) {tree.letter}{k} = {text};"
             lines += [f"{TYPES[node.code]} {tree.letter}{k} = {{}};", "{", *before, check, "}"]
@@ -302,7 +302,7 @@ class Body:
         pairs, drawn = self.random.draw_pairs(
             tree, lambda below: self.statements(tree, below, site, {})
         )
-        wanted = tree.below(tree.roots, drawn)
+        wanted = tree.nodes_below(tree.roots, drawn)
         element = "e" if schedule.width > 1 else ""
         values = self.values(tree, "e", which)
 
@@ -336,6 +336,6 @@ def declare_pointers(body: Body) -> list[str]:
     for tree in schedule.trees:
         lines += [body.pointer(tree, k) for k in (*tree.inputs, *tree.taken)]
     for n, short in enumerate(schedule.outs):
-        slot = arguments.slots.at(("output", n))
+        slot = arguments.slots.slot_of(("output", n))
         lines.append(f"{STORED[short]}* const q{n} = ({STORED[short]}*)S({slot});")
     return lines

@@ -67,7 +67,7 @@ class NodeText:
         arguments = self.arguments
         real, edges = TYPES[bins.code], bins.edges
         count = f"(int){arguments.slot(('bins', bins), len(bins))}"
-        if bins.even:
+        if bins.is_even:
             words = {"first": edges[0], "step": bins.step, "last": edges[-1]}
             given = [
                 "__longlong_as_double((long long)"

@@ -22,7 +22,7 @@ def write(body: Body) -> KernelLoops:
     bins = schedule.kernel.shape[0]
     copies = min(5, (tuning.COUNTERS // bins).bit_length() - 1) if bins <= tuning.COUNTERS else 0
     most = tuning.COUNTERS if bins <= tuning.COUNTERS else tuning.MOST_BINS
-    counters = arguments.slots.at("counters")
+    counters = arguments.slots.slot_of("counters")
     divided, blocks = divide_points(body)
     if schedule.reach // blocks >= 2**31:
         raise NotGenerated(f"a histogram of {schedule.reach:,} points")
@@ -71,7 +71,7 @@ def write_weighted(body: Body) -> KernelLoops:
     bins, warps = schedule.kernel.shape[0], tuning.THREADS // 32
     most = tuning.FEW_WEIGHTS if bins * warps <= tuning.FEW_WEIGHTS else tuning.MOST_WEIGHTS
     tables = min(warps, most // bins)
-    counters, sums = arguments.slots.at("counters"), arguments.slots.at("scratch")
+    counters, sums = arguments.slots.slot_of("counters"), arguments.slots.slot_of("scratch")
     divided, blocks = divide_points(body, max(schedule.processors, tuning.SUMS // bins))
     side = min(tuning.THREADS, power_above(bins))
     site = LoopSite({("k", 0): "(int)o"} if schedule.axes["k"] else {})

@@ -190,7 +190,7 @@ def why_not_generated(kernel: Kernel) -> str | None:
                 return f"{node.op} of {', '.join(a.dtype.name for a in node.args)}"
     except NotGenerated as error:
         return str(error)
-    if kernel.counts:
+    if kernel.is_histogram:
         return too_many(kernel)
     for r in kernel.reductions:
         made = code(np.dtype(r.dtypes[0]))
@@ -201,8 +201,8 @@ def why_not_generated(kernel: Kernel) -> str | None:
 
 #: Which template a kernel has, by what its schedule has: the first that fits.
 TEMPLATES: tuple[tuple[Callable[[Schedule], Any], Callable[[Body], KernelLoops]], ...] = (
-    (lambda s: s.kernel.counts and s.kernel.weighs, histogram.write_weighted),
-    (lambda s: s.kernel.counts, histogram.write),
+    (lambda s: s.kernel.is_histogram and s.kernel.is_weighted_histogram, histogram.write_weighted),
+    (lambda s: s.kernel.is_histogram, histogram.write),
     (lambda s: s.scanning, scan.write),
     (lambda s: s.pane is not None, tiled_windows.write),
     (lambda s: s.sliding, window_reduction.write),
@@ -226,9 +226,9 @@ def write_kernel(schedule: Schedule) -> KernelSource:
     most = max(1, min(MOST_ITEMS, MOST_BYTES // (8 * count)))
     text = _make_text(schedule, arguments, _indent(loops.lines), count, most)
     name = f"{_name(schedule)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    outputs = tuple(arguments.slots.at(("output", n)) for n in range(len(schedule.outs)))
+    outputs = tuple(arguments.slots.slot_of(("output", n)) for n in range(len(schedule.outs)))
     scratch, counters = (
-        (arguments.slots.at(what), room) if room else None
+        (arguments.slots.slot_of(what), room) if room else None
         for what, room in (("scratch", loops.scratch), ("counters", loops.counters))
     )
     slots = np.array(arguments.slots.words, np.uint64)
@@ -256,7 +256,7 @@ def _make_text(schedule: Schedule, arguments: Arguments, body: str, slots: int, 
     """The whole text: the pieces of the library that it needs, declarations, and two entries."""
     parts = "\n".join([*arguments.structs, *map(_declare_call, arguments.calls.values())])
     largest = ""
-    if schedule.reducing and not schedule.kernel.counts:
+    if schedule.reducing and not schedule.kernel.is_histogram:
         names = [f"Part{j}" for j in range(len(schedule.kinds))]
         members = " ".join(f"{n} {n.lower()};" for n in names)
         largest = f"union alignas(16) Largest {{ {members} }};"

@@ -122,6 +122,9 @@ def simplify_within(
 
 def too_many(kernel: Kernel) -> str | None:
     """Why a histogram does not fit in shared memory, or None."""
-    bins, most = kernel.shape[0], tuning.MOST_WEIGHTS if kernel.weighs else tuning.MOST_BINS
-    what = "histogram of weights" if kernel.weighs else "histogram"
+    bins, most = (
+        kernel.shape[0],
+        tuning.MOST_WEIGHTS if kernel.is_weighted_histogram else tuning.MOST_BINS,
+    )
+    what = "histogram of weights" if kernel.is_weighted_histogram else "histogram"
     return f"a {what} of {bins:,} bins, more than {most:,}" if bins > most else None

@@ -82,7 +82,7 @@ def order_axes(schedule: Schedule) -> Schedule:
     return replace(
         schedule,
         out_layout=out_layout, position=position, moved=frozenset(moved), groups=groups,
-        rows=last in over or not kept or schedule.points == 1 or kernel.counts,
+        rows=last in over or not kept or schedule.points == 1 or kernel.is_histogram,
         axes={name: make_axes(schedule, ks, layouts) for name, ks in groups.items()},
     )  # fmt: skip
 
@@ -178,7 +178,7 @@ def split_columns(schedule: Schedule) -> Schedule:
     whole = (
         schedule.reducing
         and schedule.points == 1
-        and not (schedule.scanning or schedule.kernel.counts)
+        and not (schedule.scanning or schedule.kernel.is_histogram)
     )
     if not whole or schedule.across >= 0 or len(axes) < 2 or axes[0].length == 0 or schedule.loose:
         return schedule

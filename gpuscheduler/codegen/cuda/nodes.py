@@ -176,7 +176,7 @@ class NodeTree:
             out = every if out is None else self._add("logical_or", "b1", (out, every))
         return out
 
-    def below(self, roots: Iterable[int], stop: Iterable[int] = ()) -> list[int]:
+    def nodes_below(self, roots: Iterable[int], stop: Iterable[int] = ()) -> list[int]:
         """The nodes that `roots` need, ascending; not those that only `stop` needs."""
         out, stops, stack = set(), set(stop), list(roots)
         while stack:

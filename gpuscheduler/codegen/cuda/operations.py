@@ -165,7 +165,7 @@ def operation(op: str, types: Sequence[str], gives: str, args: Sequence[str]) ->
     if kind == "b":
         return _BOOLS[op].format(*args) if op in _BOOLS and gives == "b1" else None
     if kind in "iu":
-        return _integer(op, types[0], gives, args)
+        return _integer_operation(op, types[0], gives, args)
     if kind == "f":
         return _float(op, types[0], gives, args)
     if op not in _COMPLEX:
@@ -175,7 +175,7 @@ def operation(op: str, types: Sequence[str], gives: str, args: Sequence[str]) ->
     return TYPES[gives] + text if text.startswith("{") else text
 
 
-def _integer(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
+def _integer_operation(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
     name = TYPES[short]
     wide = "unsigned long long" if short[1] == "8" else "unsigned"
     if op == "negative" and short[0] == "i":
@@ -312,14 +312,16 @@ def accumulator(
     extreme = {"min": "minimum", "max": "maximum"}.get(op, op)
     step = operation(extreme, (short, short), short, ("v", "x"))
     join = operation(extreme, (short, short), short, ("v", "o.v"))
-    return _simple_reducer(name, TYPES[short], _first(op, short), str(step), str(join)), short
+    return _simple_reducer(
+        name, TYPES[short], _neutral_value(op, short), str(step), str(join)
+    ), short
 
 
-def _first(op: str, short: str) -> str:
+def _neutral_value(op: str, short: str) -> str:
     """What gives way to any value, in a minimum or maximum."""
     least = op in ("max", "fmax")
     if short[0] == "c":
-        part = _first(op, "f4" if short == "c8" else "f8")
+        part = _neutral_value(op, "f4" if short == "c8" else "f8")
         return f"{TYPES[short]}{{{part}, {part}}}"
     if short == "b1":
         return "false" if least else "true"

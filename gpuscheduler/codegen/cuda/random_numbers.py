@@ -11,7 +11,7 @@ from .expressions import NodeText
 from .nodes import NodeTree
 from .operations import TYPES
 from .schedule import Schedule
-from .statements import let
+from .statements import declare_value
 
 
 class RandomText:
@@ -71,7 +71,7 @@ class RandomText:
             text = f"{self.nodes.draw(node)}({name}x, {name}y, {odd})"
         else:
             text = f"{self.nodes.draw(node)}({odd} ? {name}y : {name}x)"
-        return [*lines, let(node.code, name, text)]
+        return [*lines, declare_value(node.code, name, text)]
 
     def draw_pairs(
         self, tree: NodeTree, statements: Callable[[list[int]], list[str]]
@@ -90,7 +90,7 @@ class RandomText:
                 continue
             name = drawn[k] = f"d{k}"
             kind = TYPES[node.code]
-            before = statements(tree.below(node.args))
+            before = statements(tree.nodes_below(node.args))
             both = f"{name}[e], {name}[e + 1]"
             if node.op == "normal":
                 make = f"{self.nodes.draw(node)}s(x, y, {both});"

@@ -111,17 +111,17 @@ def make_results(body: Body, shares: SharedRoom, name: str = "", unit: int = 1) 
     if units >= 2**31:
         raise NotGenerated(f"a reduction to {schedule.points:,} results")
 
-    def word(what: str) -> Any:
+    def prefixed(what: str) -> Any:
         return (what, name) if name else what
 
     declared = [
-        f"const {c} results = {arguments.number(word('results'), results_)};",
-        f"const unsigned groups = (unsigned){arguments.slot(word('groups'), groups)};",
+        f"const {c} results = {arguments.number(prefixed('results'), results_)};",
+        f"const unsigned groups = (unsigned){arguments.slot(prefixed('groups'), groups)};",
     ]
     if shared:
         declared += [
-            f"const unsigned share = (unsigned){arguments.slot(word('share'), share)};",
-            f"const {c} long_ = {arguments.number(word('long'), long)};",
+            f"const unsigned share = (unsigned){arguments.slot(prefixed('share'), share)};",
+            f"const {c} long_ = {arguments.number(prefixed('long'), long)};",
         ]
     if schedule.wide:
         declared.append(f"const int lanes = {tuning.THREADS}, x = 0, y = threadIdx.x;")
@@ -130,7 +130,7 @@ def make_results(body: Body, shares: SharedRoom, name: str = "", unit: int = 1) 
         across = ("/", "%") if schedule.rows else ("%", "/")
         divisor = "lanes" if schedule.rows else "side"
         declared += [
-            f"const int lanes = (int){arguments.slot(word('lanes'), lanes)};",
+            f"const int lanes = (int){arguments.slot(prefixed('lanes'), lanes)};",
             f"const unsigned side = {tuning.THREADS}u / lanes;",
             f"const int x = threadIdx.x {across[0]} {divisor}, "
             f"y = threadIdx.x {across[1]} {divisor};",
@@ -194,7 +194,7 @@ def declare_scratch(
     schedule, arguments = body.schedule, body.arguments
     many = -(-groups * share * side * schedule.held // 2) * 2  # parts may be 16 bytes long
     sizes = [part_size(op, short, gives) for op, short, gives in schedule.kinds]
-    slot, counters = arguments.slots.at("scratch"), arguments.slots.at("counters")
+    slot, counters = arguments.slots.slot_of("scratch"), arguments.slots.slot_of("counters")
     taken, counting = shares.scratch, shares.counters
     if share > 1:
         shares.scratch += many * sum(sizes)

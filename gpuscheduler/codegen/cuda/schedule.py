@@ -134,7 +134,7 @@ class Schedule:
     @property
     def scanning(self) -> bool:
         """Whether it scans."""
-        return self.kernel.scans
+        return self.kernel.is_scan
 
     @property
     def along(self) -> str:
@@ -181,7 +181,7 @@ class Schedule:
         """Whether a condition on indices may differ between neighbours along the fastest axis."""
         return condition is not None and any(
             tree.nodes[k].op == "index" and self.fast_stride(self.layout_of[tree.letter, k])
-            for k in tree.below([condition])
+            for k in tree.nodes_below([condition])
         )
 
     def is_vector(self, tree: NodeTree, k: int) -> bool:

@@ -9,7 +9,7 @@ from .expressions import NodeText
 from .nodes import NodeTree
 from .operations import TYPES, approximate_text
 from .schedule import Schedule
-from .statements import let, loop_elements
+from .statements import declare_value, loop_elements
 
 
 def plan_stages(
@@ -68,7 +68,9 @@ def compute_in_stages(
         body = held_statements((below | {*(tree.roots if ends else ())}) - {*own})
         for k in own:
             text = approximate_node(tree, k)
-            body += [let(tree.nodes[k].code, f"{v}{k}", text)] if text else statements([k])
+            body += (
+                [declare_value(tree.nodes[k].code, f"{v}{k}", text)] if text else statements([k])
+            )
             body += [f"held{k}[e] = {v}{k};"] if k in held else []
         if not again:
             lines += loop_elements(schedule.width, [*body, *ends])

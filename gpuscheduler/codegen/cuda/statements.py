@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .operations import TYPES
 
 
-def let(code: str, name: str, text: str) -> str:
+def declare_value(code: str, name: str, text: str) -> str:
     """A statement that gives a value its name. It is assigned, as a compiler works out, where it
     can, what a name begins with, and follows those within it as often as they occur: a chain of 40
     values, each of which occurs twice in the next, would take it years."""

@@ -163,11 +163,14 @@ def fill_tile(
     for j, (root, (op, short, _)) in enumerate(zip(tree.roots, schedule.kinds, strict=True)):
         if root not in known:
             known[root] = f"points{j}"
-            nbytes = pane.high * pane.pitch * held_size(short)
+            nbytes = pane.rows_read * pane.pitch * held_size(short)
             arrays.append((known[root], TYPES[short], nbytes))
         takes.append(f"const {TYPES[short]} g{j}[1] = {{{known[root]}[at]}};")
         takes.append(f"part{j}[0].take(g{j}{', opens' if op == 'moment' else ''});")
-    pitch, many = pitch_text(body), f"(unsigned){arguments.slot('points', pane.high * pane.wide)}"
+    pitch, many = (
+        pitch_text(body),
+        f"(unsigned){arguments.slot('points', pane.rows_read * pane.wide)}",
+    )
     found = [
         *split_number(body, "p", pane.wide, "points"),
         f"const int to = row * {pitch} + column + column / {some};",

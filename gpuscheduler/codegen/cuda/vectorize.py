@@ -130,7 +130,7 @@ def can_read_unaligned(schedule: Schedule, cost: int) -> bool:
     """
     if schedule.across >= 0 or cost > tuning.LOOSE_COST or schedule.scanning:
         return False
-    if schedule.kernel.counts or schedule.kernel.picks:
+    if schedule.kernel.is_histogram or schedule.kernel.picks:
         return False
     if schedule.sliding:
         return False

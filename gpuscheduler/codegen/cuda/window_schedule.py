@@ -163,7 +163,7 @@ def find_tile_core(
     found = replace(schedule, core=core, layout_of={**schedule.layout_of, **layouts})
     within = {along: (*box[along], schedule.pane.wide)} | {k: (*box[k], reaches[k]) for k in cut}
     if rows >= 0:
-        within[rows] = (*box[rows], schedule.pane.high)
+        within[rows] = (*box[rows], schedule.pane.rows_read)
     return found, within
 
 

@@ -49,7 +49,7 @@ class RowTile:
     """A tile of window results, whose threads make consecutive results along a row.
 
     >>> pane = RowTile(4, 32, 32, 36, 5, 3)
-    >>> pane.high, pane.pitch, pane.made_pitch
+    >>> pane.rows_read, pane.pitch, pane.made_pitch
     (34, 45, 40)
     """
 
@@ -67,7 +67,7 @@ class RowTile:
     down: int
 
     @property
-    def high(self) -> int:
+    def rows_read(self) -> int:
         """Rows of points that are read."""
         return self.rows + self.down - 1
 
@@ -127,13 +127,13 @@ def pane(windows: WindowShape, held: int, processors: int) -> RowTile | None:
                 )
                 tiles = this.tiles(windows)
                 few = too_few(tiles, processors) and some > 2
-                if some > most or few or not this.fits(this.high, held, windows.made):
+                if some > most or few or not this.fits(this.rows_read, held, windows.made):
                     continue
                 # what is read and computed once takes several times as long as what is taken again
                 taken = columns * this.rows * (some + windows.window - 1) // some * windows.down
-                yield tiles * (this.wide * this.high * 8 + taken), this
+                yield tiles * (this.wide * this.rows_read * 8 + taken), this
 
-    return _cheapest(row_tiles())
+    return _cheapest_tile(row_tiles())
 
 
 def box(
@@ -179,10 +179,10 @@ def box(
                     then = effort(some, windows.window, 2 * joins) + 8
                     yield tiles * rows * (wide * first + columns * then), this
 
-    return _cheapest(column_tiles())
+    return _cheapest_tile(column_tiles())
 
 
-def _cheapest(found: Iterable[tuple[float, T]]) -> T | None:
+def _cheapest_tile(found: Iterable[tuple[float, T]]) -> T | None:
     """The first of those that cost least."""
     best = min(found, key=itemgetter(0), default=None)
     return best and best[1]

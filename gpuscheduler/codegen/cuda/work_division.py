@@ -14,7 +14,7 @@ def divide_work(schedule: Schedule) -> Schedule:
     """Decide what one thread has at a time, and whether a whole block goes along a row."""
     if schedule.across >= 0:
         schedule = replace(schedule, times=4)
-    if schedule.kernel.counts:
+    if schedule.kernel.is_histogram:
         return replace(schedule, wide=True, held=1)
     if not schedule.reducing or schedule.pane is not None:
         return replace(schedule, held=1)

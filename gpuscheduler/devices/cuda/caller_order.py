@@ -48,10 +48,10 @@ def mark_callers(run: GpuRun) -> list[tuple[int, Event]]:
     Returns pairs of device and event. An idle stream needs no event.
     """
     out = []
-    for device, current in run.hardware.callers():
+    for device, current in run.hardware.callers_streams():
         lent = run.hardware.lent.get(device, {})
         for reader in {**lent, current.ptr: current}.values():
-            with run.hardware.excused(device):
+            with run.hardware.ignore_errors(device):
                 if not reader.done:
                     event = Event(disable_timing=True)
                     event.record(reader)
@@ -74,8 +74,8 @@ def order_thread_behind_callers(run: GpuRun) -> None:
     """Order this thread's current streams behind the caller's, like the run's streams."""
     before = [event for _, event in run.before if not is_over(event)]
     if before:
-        for device, current in run.hardware.callers():
-            with run.hardware.excused(device):
+        for device, current in run.hardware.callers_streams():
+            with run.hardware.ignore_errors(device):
                 for event in before:
                     current.wait_event(event)
 
@@ -92,8 +92,8 @@ def order_callers_behind(run: GpuRun) -> None:
                 event = lane.mark(stream)
                 if not event.done:
                     events.append(event)
-    for device, current in run.hardware.callers() if events else ():
-        with run.hardware.excused(device):
+    for device, current in run.hardware.callers_streams() if events else ():
+        with run.hardware.ignore_errors(device):
             for event in events:
                 current.wait_event(event)
             run.hardware.lend(device, current)

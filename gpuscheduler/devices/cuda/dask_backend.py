@@ -195,7 +195,7 @@ def _linspace(tile: Tile, *, xp: str, axis: MeshAxis, dtype: Any) -> Any:
     >>> _linspace(Tile((2,), (2,)), xp="numpy", axis=MeshAxis(0.0, 3.0, 4), dtype="f4")
     array([2., 3.], dtype=float32)
     """
-    x = axis.at(tile.numbers(0, xp))
+    x = axis.coordinates_of(tile.numbers(0, xp))
     return (np.floor(x) if np.issubdtype(dtype, np.integer) else x).astype(dtype)
 
 

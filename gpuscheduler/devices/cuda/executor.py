@@ -99,14 +99,14 @@ class CudaDevices(GpuRun):
         super().__init__(plan, team, gathering, hardware, told)
         self._orders: list[list[Order]] = [[] for _ in self.lanes]
         #: Steps that are not launched yet; exact only where one thread launches (`light`).
-        self.unlaunched = plan.launches
+        self.unlaunched = plan.launch_count
         replay = None if tape is None else team.replays.get(tape)
         #: Whether this run repeats the last one in the same memory. Then it looks at its chunks
         #: only when all is queued, while devices work.
-        self.late = replay is not None and replay.stands(self.given_state())
+        self.late = replay is not None and replay.is_current(self.given_state())
         if not self.late:
             given_values.take_chunks(self)
-        away = given_values.take_values(self) if len(self.chunks) < len(plan.fixed) else ()
+        away = given_values.take_values(self) if len(self.chunks) < len(plan.fixed_steps) else ()
         #: Whether the caller's thread launches: for compiled kernels that takes less time than to
         #: wake workers, which launch one after the other.
         self.light = (
@@ -114,7 +114,7 @@ class CudaDevices(GpuRun):
             and not self.exact
             and plan.launches_only
             and not plan.history.hosted
-            and team.rests(A_MOMENT)  # from what an earlier run has left behind
+            and team.wait_until_idle(A_MOMENT)  # from what an earlier run has left behind
         )
         #: Whether the run may end when all is queued, before its kernels are over.
         self.ahead = self.light and told is StepListener.NOTHING
@@ -525,7 +525,7 @@ class CudaDevices(GpuRun):
         done = lane.mark(lane.home) if held else None
         late = [done] if done is not None and not done.done else []
         # what comes next is behind this run, but not what another thread runs now
-        last = self.ahead and not self.hardware.others(self.team)
+        last = self.ahead and not self.hardware.has_other_runs(self.team)
         arrived = False
         for i, h in held.items():
             if late and self.plan.steps[i].aside:  # pinned memory, of which tasks make copies

@@ -190,7 +190,7 @@ def send_array(run: GpuRun, lane: DeviceLane, v: Any, direct: list[Any]) -> Any:
             )
             return out
     at, some = out.data.ptr, run.hardware.pieces[lane.device]
-    if staging.sends(v):
+    if staging.can_stage(v):
         _send_staged(run, lane, v, at, some)
         return out
     for where in pieces(v.shape, v.itemsize, some.nbytes):

@@ -23,13 +23,13 @@ def take_values(run: GpuRun) -> list[int]:
     Such a value may lie on a GPU that the scheduler does not use, or on several.
     """
     away = []
-    for i in run.plan.fixed:
+    for i in run.plan.fixed_steps:
         if i in run.chunks:
             continue
         step = run.plan.steps[i]
         value = step.task({})
         if step.sent:
-            value = run.hardware.kept(value, step.place)
+            value = run.hardware.device_copy(value, step.place)
         value = value() if type(value) is Chunk else value
         run.held[step.place][i] = HeldValue(value)
         if is_elsewhere(value, run.lanes[step.place].device):

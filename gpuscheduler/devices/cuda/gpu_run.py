@@ -16,7 +16,7 @@ import cupy
 from cupy.cuda import Event
 
 from ...errors import Interrupted
-from ...frontend.chunk import moves
+from ...frontend.chunk import count_moves
 from ...frontend.task import OwnTask
 from ...fusion.library_task import LibraryTask
 from ...fusion.task import CompressTask, KernelTask, OptionalTask
@@ -72,7 +72,7 @@ class GpuRun:
     ):
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
         #: The count of moved chunks before the run.
-        self.when = moves()
+        self.when = count_moves()
         #: `Done` means that the device is done, not that the step is queued.
         self.exact = told is StepListener.EACH
         #: The team's device lanes, by place.
@@ -84,9 +84,9 @@ class GpuRun:
         #: Whether the run has been closed: threads beside it stop at the next step.
         self.stopped = False
         #: By step: whether another device or the host reads its value.
-        self.crossing = plan.crossing
+        self.crossing = plan.crossings
         #: Steps whose values are results.
-        self.wanted = plan.ends
+        self.wanted = plan.result_steps
         #: The context of threads that wait for copies: they run no code of the user's.
         self.watch_context = Context()
         #: Values on the disk.
@@ -100,8 +100,8 @@ class GpuRun:
         #: What the loop is told.
         self.events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         #: The graph's chunks that runs may move, by step.
-        self.chunks = plan.movable
-        #: Whether no other run moves the graph's chunks.
+        self.chunks = plan.movable_chunks
+        #: Whether no other run count_moves the graph's chunks.
         self.alone = len(self.chunks) == len(plan.chunks)
         #: Where kernels write the result; None where each step makes an array of its own.
         self.rooms: ResultRoom | None = gathering.rooms
@@ -142,7 +142,7 @@ class GpuRun:
     def given_state(self) -> tuple[int, Plan] | None:
         """A mark that stays the same until a given chunk moves; None where not all are chunks."""
         plan = self.plan
-        return (self.when, plan) if len(self.chunks) == len(plan.fixed) else None
+        return (self.when, plan) if len(self.chunks) == len(plan.fixed_steps) else None
 
     def compute(self, lane: DeviceLane, task: Any, values: dict[Any, Any], into: Any) -> Any:
         """Compute a task's value on a device, by kernels where it has some."""
@@ -172,7 +172,7 @@ class DeviceLauncher:
         """Compute a value that may be nothing; waits for it."""
         made = self._kernels.run(task.fused, values, self.lane.device, self.lane.work)
         with OwnCode():
-            return task.found(made)
+            return task.extract_value(made)
 
     def run_batch(self, task: Batch, values: dict[Any, Any]) -> Any:
         """Compute alike kernel tasks by one launch for each kernel."""
@@ -185,7 +185,7 @@ class DeviceLauncher:
 
     def multiply(self, task: MatmulSumTask, values: dict[Any, Any]) -> Any:
         """Compute a sum of products by cuBLAS."""
-        return task.made(values, self.lane.multiplier())
+        return task.multiply(values, self.lane.multiplier())
 
     def call_library(self, task: LibraryTask, values: dict[Any, Any]) -> Any:
         """Call a function of CuPy's, or NumPy's own where CuPy refuses."""

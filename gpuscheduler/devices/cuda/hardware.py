@@ -188,7 +188,7 @@ class CudaHardware:
             out += [i for i in self._others if i not in LOST and has_context(i)]
         return out
 
-    def callers(self) -> Iterator[tuple[int, Stream]]:
+    def callers_streams(self) -> Iterator[tuple[int, Stream]]:
         """The caller's current stream of each device in use, while that device is current."""
         before = runtime.getDevice()
         try:
@@ -198,7 +198,7 @@ class CudaHardware:
         finally:
             runtime.setDevice(before)
 
-    def excused(self, device: int) -> AbstractContextManager[Any]:
+    def ignore_errors(self, device: int) -> AbstractContextManager[Any]:
         """Ignore CUDA's errors on a device that the scheduler does not use.
 
         Such a device may have been lost; a run that does not use it goes on. Code that reads
@@ -206,7 +206,7 @@ class CudaHardware:
         """
         return nullcontext() if device in self.ids else suppress(runtime.CUDARuntimeError)
 
-    def kept(self, array: Any, place: int) -> Any:
+    def device_copy(self, array: Any, place: int) -> Any:
         """The device's copy of a host array that nobody changes; it lives as long as that.
 
         It is sent on the caller's stream.
@@ -244,8 +244,8 @@ class CudaHardware:
         if place in places:
             ready = places[place].ready  # a run that may move it forgets this at any time
             if ready is not None and not is_over(ready):
-                for other, current in self.callers():
-                    with self.excused(other):
+                for other, current in self.callers_streams():
+                    with self.ignore_errors(other):
                         current.wait_event(ready)
                         self.lend(other, current)
             return places[place].value
@@ -287,7 +287,7 @@ class CudaHardware:
         if DISK in places:
             self.store.remove(places[DISK])
 
-    def front(self) -> int | None:
+    def callers_device(self) -> int | None:
         device = runtime.getDevice()
         return self.ids.index(device) if device in self.ids else None
 
@@ -300,10 +300,10 @@ class CudaHardware:
             return np.empty(shape, dtype)
         return self.pinned.array(shape, dtype)
 
-    def follows(self, plan: Plan) -> bool:
+    def can_replay(self, plan: Plan) -> bool:
         return plan.kernels_only
 
-    def brought_in(self, arrays: list[Any], place: int) -> list[Any]:
+    def copy_in(self, arrays: list[Any], place: int) -> list[Any]:
         """Host arrays on the device of a place, in one copy for all that lie in one buffer."""
         buffers: dict[int, list[int]] = {}
         for n, a in enumerate(arrays):
@@ -325,7 +325,7 @@ class CudaHardware:
 
     def rooms(self, plan: Plan, gathering: ResultAssembly) -> ResultRoom | None:
         """The parts of a result that its run can write where they belong in one array."""
-        return rooms_of(plan, gathering, self.front(), self.kernels)
+        return rooms_of(plan, gathering, self.callers_device(), self.kernels)
 
     def join(self, blocks: Any, made: Any = None) -> Any:
         """Join CuPy blocks to one array on the caller's current device; each is copied once.
@@ -460,11 +460,11 @@ class CudaHardware:
                 for lane in team.lanes:
                     lane.home.wait_event(event)
                     lane.incoming.wait_event(event)
-        for device, current in self.callers():
-            with self.excused(device):
+        for device, current in self.callers_streams():
+            with self.ignore_errors(device):
                 current.wait_event(event)
 
-    def others(self, team: Team) -> bool:
+    def has_other_runs(self, team: Team) -> bool:
         """Whether any other team has a run."""
         return any(t is not team for teams in list(self._teams.values()) for t in teams.leased)
 
@@ -477,7 +477,7 @@ class CudaHardware:
         gone = [i for i in dict.fromkeys(self.ids) if i in LOST]
         return f"{_devices_text(gone)} no longer" if gone else ""
 
-    def lost(self, error: BaseException) -> DeviceLost | None:
+    def recognize_loss(self, error: BaseException) -> DeviceLost | None:
         if type(error).__module__.partition(".")[0] not in ("cupy", "cupy_backends", "numba"):
             return None
         for i in dict.fromkeys(self.ids):
@@ -514,7 +514,7 @@ class CudaHardware:
             )
 
     def _team(self, n: int) -> Team:
-        lanes = [DeviceLane.on(place, self.ids[place]) for place in range(n)]
+        lanes = [DeviceLane.create(place, self.ids[place]) for place in range(n)]
 
         def setup(lane: DeviceLane) -> Callable[[], None]:
             def use() -> None:

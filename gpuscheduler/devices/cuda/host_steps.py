@@ -74,7 +74,7 @@ def compute_on_host(
         if error is None or is_refusal(again) or isinstance(again, MemoryError):
             raise
         raise error from None
-    if there.changed():
+    if there.has_written():
         raise error or TypeError("it writes to an array of CuPy's, and runs on the host")
     return value
 
@@ -197,6 +197,6 @@ def compute_with_copies(
         if error is None or is_refusal(again):
             raise
         raise error from None
-    if there.changed():
+    if there.has_written():
         raise error or TypeError("it writes to an array of NumPy's, and reads one of CuPy's")
     return value

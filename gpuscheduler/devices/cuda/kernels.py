@@ -119,7 +119,7 @@ class Kernels:
     ) -> Any:
         """The value of a fused task; a `partial` that gives it where that takes no kernel."""
         program = fused.program
-        if self.broken(program):
+        if self.is_broken(program):
             return call_unfused(fused, fused.original, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_on_device(arrays, device):
@@ -133,7 +133,7 @@ class Kernels:
         writes = into is None or not into.data.ptr % 16
         aligned = writes and not any(p % 16 for p in pointers)
         try:
-            ready = self.ready(program, device, (aligned, writes), single=True)
+            ready = self.get_prepared(program, device, (aligned, writes), single=True)
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return call_unfused(fused, fused.original, values)
@@ -163,7 +163,7 @@ class Kernels:
     ) -> Any:
         fused = task.fused
         program = fused.program
-        if self.broken(program):
+        if self.is_broken(program):
             return call_unfused(fused, task, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_on_device(arrays, device):
@@ -174,7 +174,9 @@ class Kernels:
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
         try:
-            counting, writing = self.ready(program, device, (aligned, True), single=True).kernels
+            counting, writing = self.get_prepared(
+                program, device, (aligned, True), single=True
+            ).kernels
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return call_unfused(fused, task, values)
@@ -242,13 +244,13 @@ class Kernels:
             inputs, aligned = batch_pointers(batch, values, device)
             if (
                 inputs is None
-                or self.broken(first.program)
+                or self.is_broken(first.program)
                 or (not first.names and not first.makes_on_device)
             ):
-                values = values if first.resident else move_values(values) or values
+                values = values if first.is_resident else move_values(values) or values
                 return partial(self._run_each, batch, values, device, work)
             try:
-                ready = self.ready(first.program, device, (aligned, True), single=False)
+                ready = self.get_prepared(first.program, device, (aligned, True), single=False)
             except (CompileFailed, NotGenerated) as error:
                 self._give_up(first, error)
                 return partial(self._run_each, batch, values, device, work)
@@ -346,7 +348,7 @@ class Kernels:
         writes = not any(place % 16 for _, place in pairs)
         aligned = writes and not any(place % 16 for place, _ in pairs)
         try:
-            (kernel,) = self.ready(program, device, (aligned, writes), single=False).kernels
+            (kernel,) = self.get_prepared(program, device, (aligned, writes), single=False).kernels
         except (CompileFailed, NotGenerated):
             return False
         slots = argument_rows(kernel, [()] * len(pairs))
@@ -358,7 +360,7 @@ class Kernels:
 
     # ---- once per program and device
 
-    def strided(self, program: Program, strides: tuple[int, ...]) -> Program:
+    def with_strides(self, program: Program, strides: tuple[int, ...]) -> Program:
         """The same program, of one kernel, which writes with these strides."""
         found = self._strided.get((id(program), strides))
         if found is None:
@@ -375,7 +377,7 @@ class Kernels:
         A first run would compile them one after the other. Failures are met again at the launch.
         """
         arch = _arch(device)
-        wanted = self._missing(tasks, device, arch)
+        wanted = self._missing_kernels(tasks, device, arch)
         calls = dict.fromkeys([c for made, _ in wanted for c in made.calls])
 
         def functions() -> None:
@@ -397,7 +399,7 @@ class Kernels:
             for one in work:
                 pool.submit(one)
 
-    def _missing(
+    def _missing_kernels(
         self, tasks: Iterable[Any], device: int, arch: str
     ) -> list[tuple[KernelSource, bool]]:
         """Kernels of tasks that are neither here nor on disk, and whether for a single item."""
@@ -440,7 +442,9 @@ class Kernels:
             found = self._texts[key] = given, program, made
         return found[1:]
 
-    def ready(self, given: Program, device: int, aligned: Aligned, single: bool) -> PreparedProgram:
+    def get_prepared(
+        self, given: Program, device: int, aligned: Aligned, single: bool
+    ) -> PreparedProgram:
         """Its kernels: those that take a `single` item, or those that take many."""
         key = id(given), device, aligned, single
         found = self._prepared.get(key)
@@ -473,7 +477,7 @@ class Kernels:
         function = self._function(made, device, single)
         most = 1 if single else made.most
         outputs = tuple(
-            (slot, shapes.get(start + n, kernel.kept), o.dtype)
+            (slot, shapes.get(start + n, kernel.output_shape), o.dtype)
             for n, (slot, o) in enumerate(zip(made.outputs, kernel.outputs, strict=True))
         )
         positions = tuple(
@@ -504,7 +508,9 @@ class Kernels:
             found = compile_kernel(made.source, arch, made.calls, self.fast_math, single)
             with self._counting:
                 self.compiled += 1
-            disk_cache.keep(_words(made.source, arch, made.calls, self.fast_math, single), found)
+            disk_cache.keep(
+                _code_words(made.source, arch, made.calls, self.fast_math, single), found
+            )
             self._cubins[made.source, arch, single] = found
         return found
 
@@ -512,13 +518,15 @@ class Kernels:
         """Machine code that is here, or on disk."""
         key = made.source, arch, single
         if key not in self._cubins:
-            found = disk_cache.read(_words(made.source, arch, made.calls, self.fast_math, single))
+            found = disk_cache.read(
+                _code_words(made.source, arch, made.calls, self.fast_math, single)
+            )
             if found is None:
                 return None
             self._cubins[key] = found
         return self._cubins[key]
 
-    def broken(self, program: Program) -> bool:
+    def is_broken(self, program: Program) -> bool:
         """Whether it has no kernels that could be had."""
         return id(program) in self._broken
 
@@ -572,7 +580,7 @@ def _translate(source: str, options: tuple[str, ...], result: Callable[[Any], by
         nvrtc.destroyProgram(program)
 
 
-def _words(
+def _code_words(
     source: str, arch: str, calls: Sequence[DeviceCall], fast_math: bool, single: bool
 ) -> tuple[Any, ...] | None:
     """What decides what machine code it becomes; None where that cannot be said."""

@@ -72,7 +72,7 @@ class DeviceLane:
     marks: Any = None  # `LaneMarks`: timed events, once somebody wants the times of steps
 
     @classmethod
-    def on(cls, place: int, device: int) -> DeviceLane:
+    def create(cls, place: int, device: int) -> DeviceLane:
         with Device(device):
             home = Stream()  # blocking: in order with what tasks launch on the default stream
             incoming, outgoing = (Stream(non_blocking=True) for _ in range(2))

@@ -99,23 +99,23 @@ def move_for_kernel(fused: KernelTask, values: Values) -> Values | None:
 
     Of a resident task that the host computes, all inputs are on the host and there is little to do.
     """
-    if not fused.resident:
+    if not fused.is_resident:
         return move_values(values)
     every = [v for value in values.values() for v in leaves(value)]
     on_host = any(_is_of_host(v) or _is_plain_scalar(v) for v in every)
     if not on_host:
         return None
-    if fused.touched < LEAST_MOVED and not any(isinstance(v, cupy.ndarray) for v in every):
+    if fused.touched_bytes < LEAST_MOVED and not any(isinstance(v, cupy.ndarray) for v in every):
         return None
     return {k: map_leaves(_copy_number_to_device, v) for k, v in values.items()}
 
 
 def call_unfused(fused: KernelTask, function: Task, values: Values) -> partial[Any]:
     """What computes a kernel task without its kernels: a resident one with arrays of the host."""
-    return partial(_call_with_numpy if fused.resident else _called, function, values)
+    return partial(_call_with_numpy if fused.is_resident else _call_with_values, function, values)
 
 
-def _called(function: Task, values: Values) -> Any:
+def _call_with_values(function: Task, values: Values) -> Any:
     return function(values)
 
 
@@ -162,12 +162,14 @@ class MovedCall:
         if not members_of(task):  # whose members are programs, and have no arrays
             self.task = swap_parts(task, self._swap, self._known)
 
-    def found(self) -> MovedCall | None:
+    def return_if_moved(self) -> MovedCall | None:
         return self if self._multiplies or (self._there and self._copies) else None
 
-    def changed(self) -> bool:
+    def has_written(self) -> bool:
         """Whether the task has written to a copy: nobody would see it."""
-        return self._writes and any(_differ(copy, _copy_to_device(v)) for v, copy in self._copies)
+        return self._writes and any(
+            _have_different_bits(copy, _copy_to_device(v)) for v, copy in self._copies
+        )
 
     def _swap(self, it: Any) -> Any:
         if self._is_moved(it):
@@ -189,13 +191,13 @@ class MovedCall:
 
     def _copy_of(self, it: Any) -> Any:
         if id(it) not in self._known:
-            copy = self._copied(it)
+            copy = self._copy(it)
             self._copies.append((it, copy))
             self._known[id(it)] = it, copy
             self._known[id(copy)] = copy, copy  # which stays as it is
         return self._known[id(it)][1]
 
-    def _copied(self, it: Any) -> Any:
+    def _copy(self, it: Any) -> Any:
         return _copy_to_device(it)
 
     def _is_moved(self, it: Any) -> bool:
@@ -234,12 +236,12 @@ class HostCall(MovedCall):
         self._sends = False  # whether it brings arrays to a device itself
         super().__init__(task, values)
 
-    def found(self) -> HostCall | None:
+    def return_if_moved(self) -> HostCall | None:
         there = self._sends or any(isinstance(it, cupy.ndarray) for it, _ in self._copies)
         return self if there else None
 
-    def changed(self) -> bool:
-        return any(_differ(copy, self._copied(it)) for it, copy in self._copies)
+    def has_written(self) -> bool:
+        return any(_have_different_bits(copy, self._copy(it)) for it, copy in self._copies)
 
     def _swap(self, it: Any) -> Any:
         if callable(it) and is_sender(it):
@@ -253,7 +255,7 @@ class HostCall(MovedCall):
         copied_too = self._again and self._around and _is_of_host(it)
         return copied_too or type(it) is cupy.ndarray
 
-    def _copied(self, it: Any) -> Any:
+    def _copy(self, it: Any) -> Any:
         return self._bring(it) if isinstance(it, cupy.ndarray) else it.copy()
 
     def _look_at_helpers(self, f: FunctionType, seen: set[int]) -> None:
@@ -277,7 +279,7 @@ def move_task(task: Task, values: Values) -> MovedCall | None:
     None where all or none are there, or where the copy would mean something else.
     """
     try:
-        return MovedCall(task, values).found()
+        return MovedCall(task, values).return_if_moved()
     except _WritesCaptured:
         return None
 
@@ -290,7 +292,7 @@ def move_to_host(
     None where no array is on a device, or where the copy would mean something else.
     """
     try:
-        return HostCall(task, values, again, bring).found()
+        return HostCall(task, values, again, bring).return_if_moved()
     except _WritesCaptured:
         return None
 
@@ -334,7 +336,7 @@ def _copy_to_device(value: Any) -> Any:
     return cupy.broadcast_to(cupy.asarray(once), value.shape)
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _have_different_bits(a: Any, b: Any) -> bool:
     """Whether two arrays of one type differ in any bit."""
     xp = cupy if isinstance(a, cupy.ndarray) else np
     kind = np.uint8 if a.nbytes % 8 else np.uint64

@@ -36,8 +36,8 @@ def teach() -> None:
 
     for kind, reduced in (
         (cupy.ufunc, _ufunc),
-        (cupy.ElementwiseKernel, bare),
-        (cupy.ReductionKernel, bare),
+        (cupy.ElementwiseKernel, reduce_kernel),
+        (cupy.ReductionKernel, reduce_kernel),
         (function.Module, _load_module),
         (getattr(function, "Function", object), _load_module),
     ):
@@ -52,7 +52,7 @@ def _ufunc(function: Any) -> Any:
         name = function.name.removeprefix(prefix)
         if getattr(sys.modules.get(module), name, None) is function:
             return find_name, (module, name)
-    return bare(function)
+    return reduce_kernel(function)
 
 
 def find_name(module: str, name: str) -> Any:
@@ -64,7 +64,7 @@ def find_name(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def bare(kernel: Any) -> Any:
+def reduce_kernel(kernel: Any) -> Any:
     """Its own way, with nothing in what it remembers by types and devices. The keywords that it was
     made with have names."""
     make, arguments, state, *rest = kernel.__reduce_ex__(4)

@@ -133,14 +133,14 @@ class DeviceGenerator:
     ) -> Any:
         low, high = self._number("low", low), self._number("high", high)
         y = self.random(_shape(size, low, high), dtype)
-        return self._as_dtype(dtype, _affine(y, low, high - low))
+        return self._as_dtype(dtype, _scale_and_shift(y, low, high - low))
 
     def normal(
         self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64
     ) -> Any:
         loc, scale = self._number("loc", loc), self._number("scale", scale, least=0)
         y = self.standard_normal(_shape(size, loc, scale), dtype)
-        return self._as_dtype(dtype, _affine(y, loc, scale))
+        return self._as_dtype(dtype, _scale_and_shift(y, loc, scale))
 
     def lognormal(
         self, mean: Any = 0.0, sigma: Any = 1.0, size: Any = None, dtype: Any = np.float64
@@ -150,12 +150,12 @@ class DeviceGenerator:
 
     def exponential(self, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64) -> Any:
         scale = self._number("scale", scale, least=0)
-        return self._as_dtype(dtype, _affine(self._exponential(size, scale), 0.0, scale))
+        return self._as_dtype(dtype, _scale_and_shift(self._exponential(size, scale), 0.0, scale))
 
     def gamma(self, shape: Any, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64) -> Any:
         shape, scale = self._number("shape", shape), self._number("scale", scale, least=0)
         y = self.standard_gamma(shape, _shape(size, shape, scale))
-        return self._as_dtype(dtype, _affine(y, 0.0, scale))
+        return self._as_dtype(dtype, _scale_and_shift(y, 0.0, scale))
 
     def chisquare(self, df: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         df = self._number("df", df, above=0)
@@ -200,7 +200,7 @@ class DeviceGenerator:
     ) -> Any:
         loc, scale = self._number("loc", loc), self._number("scale", scale, least=0)
         y = -self._xp.log(-self._xp.log(self._open_uniform(_shape(size, loc, scale))))
-        return self._as_dtype(dtype, _affine(y, loc, scale))
+        return self._as_dtype(dtype, _scale_and_shift(y, loc, scale))
 
     def laplace(
         self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64
@@ -208,19 +208,21 @@ class DeviceGenerator:
         loc, scale = self._number("loc", loc), self._number("scale", scale, least=0)
         # The difference of two exponential variables: no logarithm of zero to avoid
         y = self._exponential(size, loc, scale) - self._exponential(size, loc, scale)
-        return self._as_dtype(dtype, _affine(y, loc, scale))
+        return self._as_dtype(dtype, _scale_and_shift(y, loc, scale))
 
     def logistic(
         self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64
     ) -> Any:
         loc, scale = self._number("loc", loc), self._number("scale", scale, least=0)
         u = self._open_uniform(_shape(size, loc, scale))
-        return self._as_dtype(dtype, _affine(self._xp.log(u) - self._xp.log1p(-u), loc, scale))
+        return self._as_dtype(
+            dtype, _scale_and_shift(self._xp.log(u) - self._xp.log1p(-u), loc, scale)
+        )
 
     def rayleigh(self, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64) -> Any:
         scale = self._number("scale", scale, least=0)
         y = self._xp.sqrt(2.0 * self._exponential(size, scale))
-        return self._as_dtype(dtype, _affine(y, 0.0, scale))
+        return self._as_dtype(dtype, _scale_and_shift(y, 0.0, scale))
 
     def pareto(self, a: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         a = self._number("a", a, above=0)
@@ -358,7 +360,7 @@ def _source(xp: Any, seed: np.random.SeedSequence, n: int) -> Any:
     if xp is np:
         return np.random.Generator(np.random.Philox(seed))
     lanes = min(LANES, max(1, -(-n // 256)) * 256)
-    return xp.random.Generator(xp.random.Philox4x3210(_WideSeed.of(seed), size=lanes))
+    return xp.random.Generator(xp.random.Philox4x3210(_WideSeed.from_sequence(seed), size=lanes))
 
 
 class _WideSeed(np.random.SeedSequence):
@@ -366,12 +368,12 @@ class _WideSeed(np.random.SeedSequence):
     of 10,000 chunks are the same with a probability of one in a hundred.
 
     >>> seed = np.random.SeedSequence(3)
-    >>> _WideSeed.of(seed).generate_state(1, np.uint32)
+    >>> _WideSeed.from_sequence(seed).generate_state(1, np.uint32)
     array([6233904063939786893], dtype=uint64)
     """
 
     @classmethod
-    def of(cls, seed: np.random.SeedSequence) -> _WideSeed:
+    def from_sequence(cls, seed: np.random.SeedSequence) -> _WideSeed:
         return cls(seed.entropy, spawn_key=seed.spawn_key, pool_size=seed.pool_size)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
@@ -384,7 +386,7 @@ def _shape(size: Any, *parameters: Any) -> tuple[int, ...]:
     return (int(size),) if isinstance(size, Integral) else tuple(size)
 
 
-def _affine(y: Any, loc: Any, scale: Any) -> Any:
+def _scale_and_shift(y: Any, loc: Any, scale: Any) -> Any:
     """`loc + scale*y` in y's own memory."""
     if not (isinstance(scale, float) and scale == 1.0):
         y *= scale

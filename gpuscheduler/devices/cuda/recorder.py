@@ -48,7 +48,7 @@ class ReplayRecorder:
         self.plan, self.lanes, self.kernels, self.staged = plan, lanes, kernels, staged
         self.rooms = rooms
         self.fit = True
-        self.wanted = plan.ends
+        self.wanted = plan.result_steps
         self._seen: dict[tuple[int, int], _RecordedValue] = {}
         self._turns: list[tuple[int, list[Any]]] = []
         self._given: list[ReplayInput] = []
@@ -189,12 +189,12 @@ class ReplayRecorder:
         read, aligned = self._read_addresses(place, step, members, held)
         first, part, writes = members[0], None, True
         if self.rooms is not None and i in self.rooms.tasks:
-            first, part = self.rooms.tasks[i], self.rooms.at(i)
+            first, part = self.rooms.tasks[i], self.rooms.offset_of(i)
             writes = not part % 16
-        if self.kernels.broken(first.program) or (not first.names and not first.makes_on_device):
+        if self.kernels.is_broken(first.program) or (not first.names and not first.makes_on_device):
             raise NotReplayable
         every = aligned and writes
-        ready = self.kernels.ready(first.program, lane.device, (every, writes), single)
+        ready = self.kernels.get_prepared(first.program, lane.device, (every, writes), single)
         given, count = ready.program.inputs, len(members)
         wanted = i in self.wanted
         sizes, which, within = _memory(ready, count, single, wanted, part)
@@ -221,7 +221,7 @@ class ReplayRecorder:
         launch = ReplayLaunch(
             i, number, tuple([self._seen[place, j].number for j in waits]), sizes,
             np.array(which, np.intp), np.array(within, np.uint64), begin, begin + len(which),
-            kernels, bool(self.plan.crossing[i]), ready if wanted else None, single,
+            kernels, bool(self.plan.crossings[i]), ready if wanted else None, single,
             None if part is None else (first.array[0], self.rooms.strides),  # type: ignore[index,union-attr]
         )  # fmt: skip
         self._turns[-1][1].append(launch)

@@ -226,7 +226,7 @@ class Replay:
         every = [order for _, orders in self.turns for order in orders]
         self.copies = any(type(order) is ReplayFetch and order.source < 0 for order in every)
 
-    def stands(self, given: tuple[int, Plan] | None) -> bool:
+    def is_current(self, given: tuple[int, Plan] | None) -> bool:
         """Whether the last run's addresses still hold, and no input has to be copied.
 
         Then its streams have waited for the making of these inputs.
@@ -239,7 +239,9 @@ class Replay:
             return False
         return filled[0] == given[0] and filled[1]() is given[1]
 
-    def fits(self, held: dict[int, dict[int, Any]], given: tuple[int, Plan] | None) -> bool:
+    def fill_addresses(
+        self, held: dict[int, dict[int, Any]], given: tuple[int, Plan] | None
+    ) -> bool:
         """Fill in addresses; False where an array's layout differs from the recorded one.
 
         The addresses are the last run's if `given` has not changed: the count of moved chunks
@@ -292,7 +294,7 @@ class Replay:
                 runtime.setDevice(lanes[rooms.place].device)
                 lanes[rooms.place].home.use()
                 memory.whole = rooms.memory()
-                whole = rooms.whole(memory.whole)
+                whole = rooms.whole_array(memory.whole)
             if probe is None:
                 for place, orders in self.turns:
                     runtime.setDevice(lanes[place].device)

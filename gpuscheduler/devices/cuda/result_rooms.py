@@ -47,7 +47,7 @@ class ResultRoom(NamedTuple):
         """In bytes."""
         return tuple([n * self.dtype.itemsize for n in View.contiguous(self.shape).strides])
 
-    def at(self, i: int) -> int:
+    def offset_of(self, i: int) -> int:
         """Bytes in front of a part."""
         return self.parts[i][0] * int(self.dtype.itemsize)
 
@@ -55,13 +55,13 @@ class ResultRoom(NamedTuple):
         """Memory for the result, on the current device and stream."""
         return cupy.cuda.alloc(self.nbytes)
 
-    def whole(self, memory: Any) -> Any:
+    def whole_array(self, memory: Any) -> Any:
         return cupy.ndarray(self.shape, self.dtype, memory)
 
     def part(self, i: int, memory: Any) -> Any:
-        return cupy.ndarray(self.parts[i][1], self.dtype, memory + self.at(i), self.strides)
+        return cupy.ndarray(self.parts[i][1], self.dtype, memory + self.offset_of(i), self.strides)
 
-    def of(self, dtype: Any) -> ResultRoom | None:
+    def with_dtype(self, dtype: Any) -> ResultRoom | None:
         """The same, where its parts turn out to be of this type; None where they cannot be."""
         fits = math.prod(self.shape) * dtype.itemsize == self.nbytes
         return self._replace(dtype=dtype) if fits else None
@@ -71,7 +71,7 @@ def rooms_of(
     plan: Plan, gathering: ResultAssembly, place: int | None, kernels: Kernels
 ) -> ResultRoom | None:
     """The parts of a result that steps of a place make for nothing else; None without any."""
-    whole = gathering.whole()
+    whole = gathering.whole_result()
     if whole is None or place is None or len(whole.parts) < 2:
         return None
     strides = View.contiguous(whole.shape).strides
@@ -89,10 +89,10 @@ def rooms_of(
         types.add(task.array[1])
         (kernel,), program = task.program.kernels, task.program
         if not is_contiguous(View(0, strides), shape):
-            if kernel.kept != kernel.shape or shape != kernel.shape:
+            if kernel.output_shape != kernel.shape or shape != kernel.shape:
                 continue
-            program = kernels.strided(program, strides)
-        tasks[i] = task.of(program)
+            program = kernels.with_strides(program, strides)
+        tasks[i] = task.with_program(program)
     if len(types) > 1 or not parts:
         return None
     if types:

@@ -50,7 +50,7 @@ def calls() -> DriverCalls | None:
     return DriverCalls(*[ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions])
 
 
-def sends(array: np.ndarray[Any, Any]) -> bool:
+def can_stage(array: np.ndarray[Any, Any]) -> bool:
     """Whether an array goes so: it is large, its rows are long, and there is a driver."""
     if array.nbytes < LEAST_BYTES or calls() is None:
         return False

@@ -26,7 +26,7 @@ def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
     held, task = run.held[lane.place], step.task
     # a batch that has run knows where its arrays are; the host does not
     alone = run.alone and step.kind not in run.plan.history.hosted
-    by_heart = alone and isinstance(task, OwnTask) and task.known()
+    by_heart = alone and isinstance(task, OwnTask) and task.knows_inputs()
     reads = (step.names or step.constants) and not by_heart
     values = step.values(lambda j: _own_sparse(held[j].value)) if reads else {}
     for name in step.constants:
@@ -105,7 +105,7 @@ def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: An
 
 def _is_broken(run: GpuRun, task: Any) -> bool:
     """Whether the kernels of a task of nothing else do not work."""
-    return run.hardware.kernels.broken(task.kernels[0].program)
+    return run.hardware.kernels.is_broken(task.kernels[0].program)
 
 
 def _bring_here(run: GpuRun, lane: DeviceLane, value: Any) -> Any:
@@ -133,7 +133,7 @@ def result_part(run: GpuRun, i: int) -> Any:
     if i not in rooms.tasks:
         return None
     if run.gathering.made is None:
-        run.gathering.made = rooms.whole(run.result)
+        run.gathering.made = rooms.whole_array(run.result)
     return rooms.part(i, run.result)
 
 
@@ -152,14 +152,14 @@ def put_into_result(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> Any:
     if value.data.mem is run.result.mem:
         return value
     if rooms.dtype is None:
-        run.rooms = rooms = rooms.of(value.dtype)
+        run.rooms = rooms = rooms.with_dtype(value.dtype)
         if rooms is None:  # nothing is in its memory
             run.result = None
             return value
     if value.dtype != rooms.dtype or value.shape != rooms.parts[i][1]:
         return value
     if run.gathering.made is None:
-        run.gathering.made = rooms.whole(run.result)
+        run.gathering.made = rooms.whole_array(run.result)
     part = rooms.part(i, run.result)
     if value.flags.c_contiguous:
         copy_block(value, part, lane.home)

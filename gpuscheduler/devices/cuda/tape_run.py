@@ -43,7 +43,7 @@ def queue_tape(run: GpuRun, tape: LaunchTape) -> bool:
     if run.rooms is not None and not _has_room(run, tape, run.rooms):
         return False
     try:
-        if replay is not None and replay.fits(run.held, run.given_state()):
+        if replay is not None and replay.fill_addresses(run.held, run.given_state()):
             probe = marks.replay_probe(run, replay)
             done, run.gathering.made = replay.run(run.lanes, run.held, probe)
             for place, i, value, ready in done:

@@ -105,19 +105,19 @@ OVER_POINTS.update({
 def _chunk_extreme(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Dask's `chunk_min` or `chunk_max`, which of nothing make nothing."""
 
-    def extreme(x: Any, axis: Any = None, keepdims: Any = None) -> Any:
+    def chunk_extreme(x: Any, axis: Any = None, keepdims: Any = None) -> Any:
         if not isinstance(x, CompressedArray):
             return function(x, axis=axis, keepdims=keepdims)
         if x.ndim > 1 or not keepdims or x.dtype.kind == "c":
             return x._refuse_unknown_length()
-        worst = _furthest(x.dtype, op == "min")
+        worst = _furthest_value(x.dtype, op == "min")
         value = extreme_of(op, choose_elements(x._mask, x._values, as_traced(worst)))
         return CompressedArray(value.reshape(1), truth_of("any", x._mask).reshape(1), 0)
 
-    return extreme
+    return chunk_extreme
 
 
-def _furthest(dtype: DType, up: bool) -> Any:
+def _furthest_value(dtype: DType, up: bool) -> Any:
     """The greatest or the least value of a type."""
     if dtype.kind == "b":
         return np.bool_(up)

@@ -75,7 +75,7 @@ def _attribute(value: Any, *name: Any) -> Any:
     return getattr(value, *name)
 
 
-def _has(value: Any, name: str) -> bool:
+def _has_attribute(value: Any, name: str) -> bool:
     if type(value) not in (TracedArray, CompressedArray):
         _no_function(value)
         return hasattr(value, name)
@@ -85,7 +85,7 @@ def _has(value: Any, name: str) -> bool:
     return answers.pop()
 
 
-KNOWN[isinstance], KNOWN[hasattr], KNOWN[getattr] = _is_instance, _has, _attribute
+KNOWN[isinstance], KNOWN[hasattr], KNOWN[getattr] = _is_instance, _has_attribute, _attribute
 
 
 def _minimum(a: Any, b: Any) -> Any:
@@ -135,13 +135,13 @@ def _distance_between(p: Sequence[Any], q: Sequence[Any]) -> Any:
 
 
 def _special_of(name: str) -> Callable[..., Any]:
-    def special(*args: Any) -> Any:
+    def call_special(*args: Any) -> Any:
         library = scipy_special()
         if library is None:
             raise refuse(f"it calls math.{name}, which SciPy would be needed for")
         return getattr(library, name)(*args)
 
-    return special
+    return call_special
 
 
 #: NumPy's names for functions of Python's `math`.

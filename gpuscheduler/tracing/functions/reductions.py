@@ -18,7 +18,7 @@ from ...ir.expr import DType, Shape
 from ...ir.split_scans import parts
 from ..array import ACCUMULATED, METHODS, TracedArray, as_traced, broadcast, implements
 from ..context import cast_to, check_dtype, current, no_out, nothing, refuse
-from ..elementwise import choose_elements, elementwise
+from ..elementwise import choose_elements, trace_ufunc
 from ..reduce import axes_of, reduce, reduced_shape, scan
 
 
@@ -45,7 +45,7 @@ def _add_up(
         value = choose_elements(where, value, dtype.type(neutral))
     (out,) = reduce(op, value, axes_of(x, axis), (dtype,), keepdims)
     if initial is not nothing and initial != neutral:
-        out = elementwise(ufunc, ufunc.__name__, (as_traced(initial, dtype), out))
+        out = trace_ufunc(ufunc, ufunc.__name__, (as_traced(initial, dtype), out))
     return out
 
 
@@ -89,7 +89,7 @@ def extreme_of(
         return broadcast(as_traced(initial, x.dtype), reduced_shape(x, axes, keepdims))
     (value,) = reduce(op, x, axes, (x.dtype,), keepdims)
     if initial is not nothing:
-        value = elementwise(ufunc, ufunc.__name__, (as_traced(initial, x.dtype), value))
+        value = trace_ufunc(ufunc, ufunc.__name__, (as_traced(initial, x.dtype), value))
     return value
 
 

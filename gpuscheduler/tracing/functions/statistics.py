@@ -151,7 +151,7 @@ def evenly_binned(x: TracedArray, edges: np.ndarray[Any, Any]) -> TracedArray | 
     if comparison_dtype(x.dtype, edges.dtype) != edges.dtype:
         return None
     bins = Bins.from_edges(edges)
-    return _in_bins(x, bins) if bins.even else None
+    return _in_bins(x, bins) if bins.is_even else None
 
 
 @implements("std")

@@ -228,8 +228,10 @@ def _numbers(index):
 
 
 def _wrapped(shape, key):
-    """The same index with arrays of integers modulo the lengths of their axes: CuPy does not look
-    whether there are so many elements."""
+    """The same index with arrays of integers modulo the lengths of their axes.
+
+    CuPy does not check the bounds of such arrays.
+    """
     keys = key if type(key) is tuple else (key,)
     if all(_numbers(k) is None for k in keys):
         return key

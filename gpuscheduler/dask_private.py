@@ -96,6 +96,20 @@ def nanquantile_functions() -> Iterator[Any]:
             yield getattr(dask.array.reductions, name)
 
 
+def layers_of(value: Any) -> HighLevelGraph | None:
+    """Return the graph of layers that a value is, or holds as an expression; None for others.
+
+    The class is asked: expressions of dataframes look for a column of any name, and may fail.
+
+    >>> import dask.array as da
+    >>> len(layers_of(da.ones(3).dask).layers), layers_of(3)
+    (1, None)
+    """
+    if isinstance(getattr(type(value), "hlg", None), property):
+        value = value.hlg
+    return value if isinstance(value, HighLevelGraph) else None
+
+
 def optimized_graph(expr: HLGExpr) -> Any:
     """Return the graph of an expression behind its collection's own optimizer."""
     return expr._optimized_dsk

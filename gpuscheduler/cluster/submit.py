@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import DataNode, List, Task, TaskRef
-from dask.highlevelgraph import HighLevelGraph
 from dask.utils import key_split
 
+from ..dask_private import layers_of
 from ..distributed_private import is_peer_to_peer
 from ..errors import PlanError
 from ..frontend.graph import Graph, pinned_device
@@ -60,7 +60,7 @@ def scheduling_options(dsk: Any, retries: int | None, priority: int) -> dict[str
     layers = [
         layer.annotations
         for operand in getattr(dsk, "operands", ())
-        if isinstance(hlg := getattr(operand, "hlg", operand), HighLevelGraph)
+        if (hlg := layers_of(operand)) is not None
         for layer in hlg.layers.values()
         if layer.annotations
     ]

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import DataNode, Task
-from dask.highlevelgraph import HighLevelGraph
 from dask.utils import format_bytes, key_split
 
+from ..dask_private import layers_of
 from ..errors import PlanError
 from ..frontend.graph import Graph
 from ..frontend.task import host_only, kernels_of
@@ -139,8 +139,7 @@ class ArraySizes:
         """
         arrays = nbytes = blocks = 0
         for graph in list(dsk.walk()) if hasattr(dsk, "walk") else [dsk]:
-            layers = graph if isinstance(graph, HighLevelGraph) else getattr(graph, "hlg", None)
-            if not isinstance(layers, HighLevelGraph):
+            if (layers := layers_of(graph)) is None:
                 continue
             for layer in layers.layers.values():
                 facts = layer.collection_annotations or {}

@@ -18,9 +18,9 @@ from weakref import ref
 import numpy as np
 from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.highlevelgraph import Layer, MaterializedLayer
 
-from ..dask_private import Expr
+from ..dask_private import Expr, HLGExpr, layers_of
 from ..frontend.chunk import Chunk
 from ..frontend.graph import PIN, is_pin_rule
 from ..frontend.transfers import is_sender
@@ -72,7 +72,7 @@ def _is_pinned(expr: Any) -> bool:
     Layers say so themselves; to ask a graph of layers would have Dask optimise it once more.
     """
     nodes = list(expr.walk())
-    if any(hasattr(node, "hlg") for node in nodes):
+    if any(isinstance(node, HLGExpr) for node in nodes):
         roots = [op for op in expr.operands if hasattr(op, "walk")] if len(nodes) > 1 else []
         return any(_is_pinned(root) for root in roots)
     if not hasattr(expr, "__dask_annotations__"):
@@ -114,8 +114,7 @@ class Libraries:
             graphs = list(dsk.walk())
         look, keeps = _Look(), False
         for graph in graphs:
-            layers = graph if isinstance(graph, HighLevelGraph) else getattr(graph, "hlg", None)
-            if isinstance(layers, HighLevelGraph):
+            if (layers := layers_of(graph)) is not None:
                 found, kept = self._layers(layers.layers.values())
                 keeps = keeps or kept
             elif isinstance(graph, Mapping):

@@ -24,6 +24,7 @@ from ..frontend.graph import CUPY, NUMPY, RESIDENT, Graph, is_plain, layer_of
 from ..frontend.task import sequence_of
 from ..frontend.task_node import TaskNode
 from ..frontend.transfers import SENDING, is_turned, referenced_keys
+from ..ir.expr import Out
 from ..tracing import context
 from ..tracing.abstract import (
     AbstractArray,
@@ -84,7 +85,7 @@ class FusionPass:
     #: The layers among them whose functions a library of GPUs has, too.
     in_library: set[str] = field(default_factory=set)
     #: Tasks that stay as they are and only take a view of what they read.
-    views: set[Key] = field(default_factory=set)
+    views: dict[Key, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -238,10 +239,15 @@ class FusionPass:
             self.foreseen[key] = self._number(structure), structure
 
     def _foresee_block(self, key: Key) -> None:
-        """Foresee the array that the collection tells of; sparse ones no kernel reads."""
+        """Foresee the array that the collection tells of; sparse ones no kernel reads.
+
+        Without axes it is taken for a scalar in a graph of NumPy's arrays on GPUs, as most
+        functions give scalars. Nobody asks for its class there.
+        """
         block = self.graph.blocks[key]
         if not block.is_sparse:
-            self._foresee(key, AbstractArray(block.shape, block.dtype))
+            scalar = self.graph.resident and block.shape == ()
+            self._foresee(key, AbstractArray(block.shape, block.dtype, scalar=scalar))
 
     def _foresee_sent(self, key: Key, task: Any) -> None:
         """Foresee an array that is sent: without gaps, and with its axes in the same order."""
@@ -483,7 +489,7 @@ class FusionPass:
                 self.in_library.add(layer_of(recipe.steps[found.culprit]))
             return False
         self.foreseen[key] = found.number, found.makes
-        self.views.add(key)
+        self.views[key] = map_leaves(_form_of_view, found.view)
         self._offer_view(task, found.view)
         return True
 
@@ -506,6 +512,8 @@ class FusionPass:
     def _offer_view(self, task: Candidate, seen: Any) -> None:
         """Offer a view to the readers of a task that only takes the view."""
         if not self.merge or not isinstance(seen, ViewedInput) or len(task.inputs) != 1:
+            return
+        if seen.scalar:
             return
         (name,), ((_, whole),) = task.recipe.names, task.inputs
         if name not in task.targets or not isinstance(whole, AbstractArray):
@@ -562,6 +570,11 @@ def _regroup_around(names: Sequence[str], strange: Set[str], library: Set[str]) 
         elif not strange.isdisjoint(some):
             out.update(regroup_layers(some, strange) or dict.fromkeys(some, some[0]))
     return out
+
+
+def _form_of_view(seen: Any) -> Any:
+    """Return the form of a view, as a program's result."""
+    return Out(seen.array, seen.shape, seen.scalar) if isinstance(seen, ViewedInput) else seen
 
 
 def _structure_of(value: Any) -> Any:

@@ -104,6 +104,12 @@ class Recipe:
                     yield n
                     break
 
+    def takes_any_arrays(self) -> bool:
+        """Whether all functions that the task calls take arrays of GPUs as they take NumPy's."""
+        every = [parts for part in self._parts for _, parts in self._steps(*part)]
+        given = leaves([v for parts in every for part in parts for v in _given_constants(part)])
+        return all(purity.takes_any_arrays(v) for v in given if callable(v))
+
     def step_of(self, error: BaseException) -> int:
         """Return the number of the step that raised an error in `perform`, or -1."""
         before = sum([len(self._steps(*part)) for part in self._parts[: self._at]])

@@ -9,7 +9,7 @@ NumPy's: `as_numpy` has the scalars where NumPy has some.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -118,15 +118,20 @@ def form_of(task: Any) -> Form:
     """Where NumPy has scalars in what a kernel task makes; None where it has none."""
     if kernels_of(task) != (task,):
         return None
-    form = task.program.result
+    return _with_scalars(task.program.result)
+
+
+def _with_scalars(form: Form) -> Form:
+    """The form, if it has scalars; None otherwise."""
     return form if any(isinstance(v, Out) and v.scalar for v in leaves(form)) else None
 
 
-def make_resident(graph: Graph, views: Set[Key], loose: bool = False) -> None:
+def make_resident(graph: Graph, views: Mapping[Key, Form], loose: bool = False) -> None:
     """Make each task of a fused graph one of GPUs, or a task of the host. Changes the graph.
 
-    Tasks in `views` only take a view of what they read, be it on a device or not. With `loose`,
-    GPUs make calls whose results may differ as their documentation allows.
+    Tasks in `views` only take a view of what they read, be it on a device or not; `views` has the
+    forms of what they make. With `loose`, GPUs make calls whose results may differ as their
+    documentation allows.
     """
     forms: dict[Key, Form] = {}
     sizes = dict(graph.sizes)  # of values of the host as well
@@ -140,8 +145,8 @@ def make_resident(graph: Graph, views: Set[Key], loose: bool = False) -> None:
         elif _is_identity(node.task):
             forms[key] = forms.get(node.needs[0]) if node.needs else None
         elif key in views:
-            scalar = node.block is not None and node.block.shape == ()
-            forms[key] = SCALAR if scalar else None
+            without_axes = node.block is not None and node.block.shape == ()
+            forms[key] = SCALAR if without_axes else _with_scalars(views[key])
         elif node.product is not None and node.block is not None:
             graph.replace(key, NumpyTask(_host_task(graph, key, forms, sizes)))
             graph.note(key, why=None)

@@ -145,8 +145,8 @@ class TaskTracer:
         except ViewTrace as error:
             if call.captured.arrays:
                 return TraceOutcome(None, str(error))
-            if not (self.on_gpus and _is_copy(error.result, call.arguments)):
-                makes = map_leaves(_array_of_view, error.result)
+            if not (self.on_gpus and self._copies_view(error.result, call)):
+                makes = map_leaves(self._array_of_view, error.result)
                 number = self.numbers.number(structure_words(makes))
                 return TraceOutcome(None, str(error), makes, number=number, view=error.result)
             program, is_copy = error.program, True
@@ -166,7 +166,7 @@ class TaskTracer:
                 in_library=error.in_library,
             )  # fmt: skip
         program = self._simplify_windows(program, call)
-        makes = _structure_made_by(program)
+        makes = self._structure_made_by(program)
         number = self.numbers.number(structure_words(makes))
         if reason := self._why_unfused(program, call, is_copy):
             made = None if is_optional else makes
@@ -195,6 +195,15 @@ class TaskTracer:
         makes = AbstractArray(made.shape, made.dtype)
         number = self.numbers.number(structure_words(makes))
         return TraceOutcome(None, str(error), makes, makes.nbytes, number, library=made)
+
+    def _copies_view(self, seen: Any, call: SymbolicCall) -> bool:
+        """Whether a kernel copies a view, in place of the function that takes it.
+
+        It does so too where the function takes NumPy's arrays only, and would get those of GPUs.
+        """
+        if _is_copy(seen, call.arguments):
+            return True
+        return self.graph.resident and not call.recipe.takes_any_arrays()
 
     def _run(self, call: SymbolicCall) -> Program:
         """Trace a call; if that fails, once more with each constant array as an input."""
@@ -256,6 +265,33 @@ class TaskTracer:
         pairs = zip(leaves(program.result), leaves(makes), strict=True)
         return sum([held_bytes(*pair) for pair in pairs])
 
+    @property
+    def _has_scalars(self) -> bool:
+        """Whether values are scalars where NumPy gives scalars: CuPy gives arrays there."""
+        return self.graph.resident or not self.on_gpus
+
+    def _structure_made_by(self, program: Program) -> Any:
+        """Return the structure of a program's value."""
+        dtypes: dict[int, Any] = {}
+        for start, kernel in zip(program.starts, program.kernels, strict=True):
+            dtypes.update({start + n: o.dtype for n, o in enumerate(kernel.outputs)})
+
+        def structure(v: Any) -> Any:
+            if not isinstance(v, Out):
+                return v
+            scalar = v.scalar and self._has_scalars
+            return AbstractArray(v.shape, dtypes[v.array], scalar=scalar)
+
+        return map_leaves(structure, program.result)
+
+    def _array_of_view(self, v: Any) -> Any:
+        """Return the structure of a view, or of a copy of it."""
+        if not isinstance(v, ViewedInput):
+            return v
+        same = v.copied or ir_expr.is_contiguous(View(0, v.view.strides), v.shape)
+        strides = None if same else v.view.strides
+        return AbstractArray(v.shape, v.dtype, strides, v.scalar and self._has_scalars)
+
     def _offer_selection(self, masked: MaskedPoints, call: SymbolicCall) -> InlineSource | None:
         expects = call.input_structures()
         if self.offers is None or call.captured.arrays or not are_arrays(expects):
@@ -269,17 +305,6 @@ class TaskTracer:
         for array in arrays:
             if id(array) not in self.graph.values:
                 self.graph.values[id(array)] = array, content(array)
-
-
-def _structure_made_by(program: Program) -> Any:
-    """Return the structure of a program's value."""
-    dtypes: dict[int, Any] = {}
-    for start, kernel in zip(program.starts, program.kernels, strict=True):
-        dtypes.update({start + n: o.dtype for n, o in enumerate(kernel.outputs)})
-    return map_leaves(
-        lambda v: AbstractArray(v.shape, dtypes[v.array]) if isinstance(v, Out) else v,
-        program.result,
-    )
 
 
 def _is_copy(seen: Any, arguments: list[Any]) -> bool:
@@ -313,11 +338,3 @@ def _product_of_arguments(
         sides.append(MatrixInput(seen.array, (long[0][0], long[1][0]), shown != long))
     left, right = sides
     return MatrixProductTask(left, right, np.result_type(product.left.dtype, product.right.dtype))
-
-
-def _array_of_view(v: Any) -> Any:
-    """Return the structure of a view, or of a copy of it."""
-    if not isinstance(v, ViewedInput):
-        return v
-    same = v.copied or ir_expr.is_contiguous(View(0, v.view.strides), v.shape)
-    return AbstractArray(v.shape, v.dtype, None if same else v.view.strides)

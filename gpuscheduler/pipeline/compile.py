@@ -74,7 +74,7 @@ def fuse(c: Compilation) -> None:
 def keep_arrays_on_gpus(c: Compilation) -> None:
     """Have NumPy's arrays stay on GPUs, and functions that are called get them on the host."""
     if c.graph.resident:
-        views = set() if c.fusion is None else c.fusion.views
+        views = {} if c.fusion is None else c.fusion.views
         make_resident(c.graph, views, loose=c.options.numpy in ("gpu", "gpu-only"))
 
 

@@ -20,6 +20,7 @@ class ViewedInput:
     shape: Shape
     dtype: DType
     copied: bool = False
+    scalar: bool = False  # NumPy gives a scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class AbstractArray:
     shape: Shape
     dtype: DType
     strides: Shape | None = None  # in elements; None: C-contiguous
+    scalar: bool = False  # a scalar of NumPy's
 
     @property
     def nbytes(self) -> int:

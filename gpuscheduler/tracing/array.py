@@ -380,7 +380,8 @@ def next_input(known: AbstractArray) -> TracedArray:
     view = View.contiguous(known.shape)
     if known.strides is not None:
         view = View(0, tuple(known.strides))
-    array = TracedArray(node_of("input", (), dtype, (number, view)), tuple(known.shape))
+    expr = node_of("input", (), dtype, (number, view))
+    array = TracedArray(expr, tuple(known.shape), known.scalar)
     following.given.append(array._family)
     return array
 

@@ -181,7 +181,8 @@ class Lowering:
             return value
         number, view = value._expr.data
         copied = not any(value._family is given for given in self.following.given)
-        return ViewedInput(number, view, value.shape, value.dtype, copied)
+        scalar = value._scalar and not value.shape
+        return ViewedInput(number, view, value.shape, value.dtype, copied, scalar)
 
     def _array(self, number: int) -> StoredArray | ReductionResult:
         array = self.following.made[number - MADE]

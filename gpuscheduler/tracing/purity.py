@@ -80,6 +80,8 @@ TRUSTED = words(
     "itertools toolz tlz cytoolz gpuscheduler builtins"
 )
 _DASK_TRUSTED = ("dask.array", "dask.utils", "dask.core", "dask.blockwise", "dask._task_spec")
+#: Whose functions call the methods and functions of the arrays that they are given.
+_DISPATCHING = words("dask gpuscheduler operator _operator toolz tlz cytoolz functools")
 #: Whose objects hold no functions of others, and stay what they are.
 _OBJECTS = ("builtins", "cupy", "functools", "operator", "_operator", "scipy.special",
             *_DASK_TRUSTED)  # fmt: skip
@@ -442,6 +444,30 @@ def functions_in(function: Any) -> Iterator[Any]:
     for value in inner:
         if callable(value):
             yield from functions_in(value)
+
+
+def takes_any_arrays(function: Any) -> bool:
+    """Whether a function, and those inside it, take GPUs' arrays where NumPy's are expected.
+
+    >>> takes_any_arrays(np.transpose), takes_any_arrays(np.asarray), takes_any_arrays(lambda x: x)
+    (True, False, False)
+    """
+    return all(map(_dispatches, functions_in(function)))
+
+
+def _dispatches(f: Any) -> bool:
+    kind = type(f)
+    if isinstance(f, (np.ufunc, functools.partial, type)):
+        return True
+    if kind.__name__ in ("_ArrayFunctionDispatcher", "Compose"):
+        return True
+    if isinstance(f, types.FunctionType):
+        if f.__code__.co_filename == COMPILED:
+            return True
+        if is_users(f):
+            return False
+    module = getattr(f, "__module__", None) or kind.__module__
+    return str(module).partition(".")[0] in _DISPATCHING
 
 
 def is_users(f: types.FunctionType) -> bool:

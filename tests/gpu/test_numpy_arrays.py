@@ -14,6 +14,7 @@ cupy = pytest.importorskip("cupy")
 
 import dask
 import dask.array as da
+from dask.base import collections_to_expr, flatten
 from dask.callbacks import Callback
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -279,6 +280,71 @@ def test_a_called_function_gets_scalars_where_numpy_has_some(gpu):
     total = blocks().sum()
     same(dask.delayed(told)(total).compute(), total.compute(scheduler="threads"))
     assert set(kinds) == {np.float32}
+
+
+SCALARS = {
+    "a sum": lambda s: s,
+    "a type": lambda s: s.astype("f8"),
+    "a view": lambda s: s.T,
+    "an axis less": lambda s: s[None][0],
+    "rounded": lambda s: s.round(2),
+    "chosen": lambda s: da.where(s > 0, s, s + 1),
+    "called": lambda s: s.map_blocks(lambda b: b * (2 if isinstance(b, np.ndarray) else 3)),
+    "passed on": lambda s: s.map_blocks(lambda b: b),
+    "an array": lambda s: s.map_blocks(lambda b: np.asarray(b)),
+    "an axis more": lambda s: s.map_blocks(lambda b: np.array([b, b]), chunks=(2,), new_axis=0),
+    "an element": lambda s: blocks()[0, 0],
+    "an element of a kernel's": lambda s: (blocks() + 1)[3, 3],
+}
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_scalars_beside_other_results(gpu, name):
+    """Alone, with arrays, and with what is no array: then Dask has a step of its own for each."""
+    c = SCALARS[name](blocks().sum())
+    for others in ((), (blocks().sum(), blocks() + 1), (dask.delayed(3), blocks().max() > 1)):
+        got = dask.compute(c, *others)
+        assert on_gpus(gpu)
+        wanted = dask.compute(c, *others, scheduler="threads")
+        assert [type(v) for v in got] == [type(v) for v in wanted]
+        same(got[0], wanted[0], rtol=1e-4)
+    kind = dask.delayed(type)(c)  # what a function is given
+    assert kind.compute() is kind.compute(scheduler="threads")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [np.asarray, np.asanyarray, lambda b: np.asarray(b), lambda b: b[1:], lambda b: b.T,
+     lambda b: np.asarray(b)[::2], lambda b: (b, np.atleast_2d(b))[1], lambda b: b],
+)  # fmt: skip
+@pytest.mark.parametrize("kernel", [False, True])
+def test_functions_that_take_views_get_no_cupy_arrays(gpu, function, kernel):
+    x = blocks() + 1 if kernel else blocks()
+    y = x.map_blocks(function, dtype=x.dtype, meta=x._meta)
+    z = y.map_blocks(np.sort, dtype=x.dtype, meta=x._meta)  # it is called, with what was made
+    expr = collections_to_expr([y, z], True).optimize()
+    keys = list(flatten([y.__dask_keys__(), z.__dask_keys__()]))
+    with warnings.catch_warnings(record=True) as said:
+        values = gpu.get(expr, keys)
+    assert on_gpus(gpu)
+    assert [str(w.message) for w in said if not issubclass(w.category, GpuUnused)] == []
+    for got, wanted in zip(values, dask.get(expr, keys), strict=True):
+        assert type(got) is type(wanted)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword", "ignore:Computing mixed collections")
+def test_dataframes_are_not_asked_for_what_arrays_have(gpu, tmp_path):
+    """Their expressions look for a column of each name, and some fail at that."""
+    pytest.importorskip("pyarrow")
+    dd, pd = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
+    frame = pd.DataFrame({"hlg": np.arange(20.0), "walk": 1})
+    x = dd.from_pandas(frame, npartitions=2)
+    assert float(x.hlg.sum().compute()) == 190
+    x.to_parquet(str(tmp_path / "x"))
+    back = dd.read_parquet(str(tmp_path / "x"))
+    written = back.to_parquet(str(tmp_path / "y"), compute=False)
+    assert dask.compute(back.hlg.sum(), blocks().max(), written)[0] == 190
 
 
 def test_a_called_function_may_write_to_its_block(gpus):

@@ -20,7 +20,11 @@ def write(body: Body) -> KernelLoops:
     """
     schedule, arguments = body.schedule, body.arguments
     bins = schedule.kernel.shape[0]
-    copies = min(5, (tuning.COUNTERS // bins).bit_length() - 1) if bins <= tuning.COUNTERS else 0
+    copies = (
+        min(tuning.MOST_COPIES, (tuning.COUNTERS // bins).bit_length() - 1)
+        if bins <= tuning.COUNTERS
+        else 0
+    )
     most = tuning.COUNTERS if bins <= tuning.COUNTERS else tuning.MOST_BINS
     counters = arguments.slots.slot_of("counters")
     divided, blocks = divide_points(body)

@@ -148,7 +148,11 @@ def choose_tiles(schedule: Schedule) -> Schedule:
     """Decide whether to go in tiles: inputs lie along another axis than the outputs."""
     group = "r" if schedule.reducing else "k"
     axes = schedule.axes[group]
-    if len(axes) < 2 or (schedule.reducing and schedule.axes["k"]) or axes[-1].length < 16:
+    if (
+        len(axes) < 2
+        or (schedule.reducing and schedule.axes["k"])
+        or axes[-1].length < tuning.TURNED_LENGTH
+    ):
         return schedule
     if schedule.kernel.picks:
         return schedule
@@ -158,9 +162,13 @@ def choose_tiles(schedule: Schedule) -> Schedule:
         strides = schedule.strides(layout, group)
         fast = min((a for a, s in enumerate(strides) if s), default=-1,
                    key=lambda a: (abs(strides[a]), -a))  # fmt: skip
-        if fast in (-1, len(axes) - 1) or axes[fast].length < 16 or abs(strides[fast]) > 4:
+        if (
+            fast in (-1, len(axes) - 1)
+            or axes[fast].length < tuning.TURNED_LENGTH
+            or abs(strides[fast]) > tuning.TURNED_NEAR
+        ):
             continue
-        if abs(strides[-1]) >= 8:
+        if abs(strides[-1]) >= tuning.TURNED_FAR:
             votes.setdefault(fast, []).append(layout)
     if not votes:
         return schedule

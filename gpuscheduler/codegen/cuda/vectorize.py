@@ -40,7 +40,7 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
     draws = [n for n in tree.nodes if n.op in RANDOM]
     if not sizes or (draws and not tree.inputs and schedule.reducing):
         sizes = [4 if any(n.code == "f4" for n in draws) else 8]
-    width = max(1, min(8, 16 // min(sizes))) if plain else 1
+    width = max(1, min(tuning.MOST_WIDTH, tuning.LOAD_BYTES // min(sizes))) if plain else 1
     while width > 1 and not (length % width == 0 and are_aligned(schedule, width)):
         width //= 2
     most = tree if schedule.core is None else schedule.core  # where most points are
@@ -53,31 +53,35 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
         width //= 2  # sooner than that long functions are called
     if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
         again = any(tree.nodes[k].data[0].repeats for k in tree.calls)
-        width = 1 if again else min(width, 4)  # loops do not run side by side
+        width = 1 if again else min(width, tuning.CALLED_WIDTH)  # loops do not run side by side
     columns = schedule.reducing and not schedule.rows and schedule.across < 0
     if columns and schedule.scanning and schedule.points // width < tuning.MANY_COLUMNS:
         width = 1  # or too few threads have a column
     columns = columns and not schedule.scanning
     moments = columns and any(r.op == "moment" for r in schedule.kernel.reductions)
-    many = moments and width >= 4 and schedule.points >= tuning.MANY_COLUMNS and cost < 16
+    many = moments and width >= tuning.MANY_MOMENT_WIDTH and cost < tuning.MANY_COST
+    many = many and schedule.points >= tuning.MANY_COLUMNS
     if moments:  # each column keeps much in registers
-        width = min(width, 4 if many else 2)
-    # three blocks at least on each multiprocessor, or too few loads are under way
-    at_once = 2 if many else 3 if columns else 1
+        width = min(width, tuning.MANY_MOMENT_WIDTH if many else tuning.MOMENT_WIDTH)
+    at_once = 1
+    if columns:
+        at_once = tuning.MANY_COLUMN_BLOCKS if many else tuning.COLUMN_BLOCKS
     each = sum(
         size_of(most.nodes[k].code)
         * (width if schedule.fast_stride(schedule.layout_of[most.letter, k]) else 1)
         for k in most.inputs
     )
     deep = columns or (schedule.scanning and width == 1)
-    times = 8 if many or (deep and each <= 8) else 4
-    while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
+    times = tuning.DEEP_TIMES if many or (deep and each <= 8) else tuning.TIMES
+    room = tuning.MANY_FLIGHT_BYTES if many else tuning.FLIGHT_BYTES
+    while times > 1 and (times * each > room or times * width * cost > tuning.FLIGHT_COST):
         times //= 2
     while times > 1 and times * width * long > tuning.MOST_INSTRUCTIONS:
         times //= 2
     times = times if tree.inputs else 1
-    deeper = each <= 16 and 8 * width * cost <= tuning.MOST_COST and schedule.across < 0
-    deeper = deeper and 8 * width * long <= tuning.MOST_INSTRUCTIONS
+    row = tuning.ROW_TIMES * width  # elements, where a block goes along a row
+    deeper = each <= tuning.LOAD_BYTES and row * cost <= tuning.MOST_COST and schedule.across < 0
+    deeper = deeper and row * long <= tuning.MOST_INSTRUCTIONS
     heavy = cost >= tuning.HEAVY and not tree.calls
     late = each > tuning.LATE_BYTES and schedule.core is None and schedule.across < 0
     late = late and not (columns or schedule.scanning)
@@ -108,7 +112,7 @@ def read_unaligned(schedule: Schedule, cost: int, each: int, columns: bool) -> S
     at_once = min(schedule.at_once, 2) if each <= 2 * tuning.FEW_BYTES else 1
     few = each <= tuning.FEW_BYTES < 4 * len(schedule.tree.inputs) and schedule.core is not None
     if few and not columns and schedule.points > 1:
-        at_once = 4  # registers are for the core: what is beyond it may spill
+        at_once = tuning.CORE_BLOCKS  # registers are for the core: what is beyond it may spill
     return split_boundary(replace(schedule, loose=True, width=width, times=1, at_once=at_once))
 
 
@@ -239,10 +243,10 @@ def unaligned_width(schedule: Schedule) -> int:
     main, columns = schedule.bodies[-1], schedule.reducing and not schedule.rows
     sizes = [size_of(main.nodes[k].code) for k in main.inputs]
     sizes += [size_of(c) for c in schedule.outs if columns or not schedule.reducing]
-    width = max(2, min(4, 16 // max(sizes)))
+    width = max(2, min(tuning.LOOSE_WIDTH, tuning.LOAD_BYTES // max(sizes)))
     if columns:  # each thread has the results of a vector
         if any(r.op == "moment" for r in schedule.kernel.reductions):
-            width = min(width, 2)
+            width = min(width, tuning.MOMENT_WIDTH)
         length = schedule.axes["k"][-1].length
         even = max(sizes) <= 8 and schedule.fast_stride(schedule.out_layout) == 1
         while width > 1 and not (
@@ -274,7 +278,7 @@ def is_input_aligned(schedule: Schedule, tree: NodeTree, k: int, width: int) -> 
     others = schedule.strides(layout, "k") + schedule.strides(layout, "r")
     others.remove(1)
     steps = (*others, node.data[1].offset)
-    return not any(s * size % min(16, width * size) for s in steps)
+    return not any(s * size % min(tuning.LOAD_BYTES, width * size) for s in steps)
 
 
 def begins_aligned(schedule: Schedule, tree: NodeTree, k: int) -> bool:
@@ -293,4 +297,4 @@ def are_rows_aligned(schedule: Schedule, width: int) -> bool:
         return False
     others.remove(1)
     sizes = [size_of(c) for c in schedule.outs]
-    return not any(s * n % min(16, width * n) for n in sizes for s in others)
+    return not any(s * n % min(tuning.LOAD_BYTES, width * n) for n in sizes for s in others)

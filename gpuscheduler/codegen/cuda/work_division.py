@@ -13,7 +13,7 @@ from .schedule import Schedule
 def divide_work(schedule: Schedule) -> Schedule:
     """Decide what one thread has at a time, and whether a whole block goes along a row."""
     if schedule.across >= 0:
-        schedule = replace(schedule, times=4)
+        schedule = replace(schedule, times=tuning.TIMES)
     if schedule.kernel.is_histogram:
         return replace(schedule, wide=True, held=1)
     if not schedule.reducing or schedule.pane is not None:
@@ -22,8 +22,9 @@ def divide_work(schedule: Schedule) -> Schedule:
     if schedule.scanning or schedule.sliding:
         return replace(schedule, held=held)
     wide = schedule.rows and is_wide(schedule)
-    times = 8 if wide and schedule.deeper and schedule.times == 4 else schedule.times
-    return replace(schedule, held=held, wide=wide, times=times)
+    if wide and schedule.deeper and schedule.times == tuning.TIMES:
+        schedule = replace(schedule, times=tuning.ROW_TIMES)
+    return replace(schedule, held=held, wide=wide)
 
 
 def limit_blocks(schedule: Schedule, units: int) -> int:
@@ -44,7 +45,7 @@ def share_results(schedule: Schedule, results_: int) -> tuple[int, int, int, int
         share = max(1, min(steps // 2, schedule.processors * tuning.SHARED_WAVES // 2))
         return 1, tuning.THREADS, share, 0
     if rows and not schedule.wide:
-        lanes = max(power_above(-(-steps // 4)), min(8, power_above(steps)))
+        lanes = max(power_above(-(-steps // tuning.LANE_STEPS)), min(8, power_above(steps)))
         lanes = min(lanes, 32)
         return tuning.THREADS // lanes, lanes, 1, max(steps, 1)
     if rows:
@@ -52,7 +53,10 @@ def share_results(schedule: Schedule, results_: int) -> tuple[int, int, int, int
         if any(part_size(*kind) >= tuning.LEAST_CALLED for kind in schedule.kinds):
             # beyond the core some parts take longer than others
             room = min(
-                room, schedule.processors * tuning.FEWER_WAVES * (4 if schedule.partly else 1)
+                room,
+                schedule.processors
+                * tuning.FEWER_WAVES
+                * (tuning.BOUNDARY_WAVES if schedule.partly else 1),
             )
         often = min(2 * schedule.times, 8)  # steps of a thread, at least
         share = max(1, min(room, -(-steps // (tuning.THREADS * often))))
@@ -70,7 +74,7 @@ def share_results(schedule: Schedule, results_: int) -> tuple[int, int, int, int
     groups = max(1, -(-results_ // side))
     slots = schedule.processors * tuning.COLUMN_WAVES
     room = slots // groups or _divide_evenly(groups, slots)
-    share = max(1, min(room, -(-steps // (lanes * 8))))
+    share = max(1, min(room, -(-steps // (lanes * tuning.COLUMN_STEPS))))
     long = -(-max(steps, 1) // share)
     return side, lanes, max(1, -(-steps // long)), long
 
@@ -79,7 +83,7 @@ def is_wide(schedule: Schedule) -> bool:
     """Whether a whole block, not a warp, goes along a row."""
     steps = schedule.steps()
     return schedule.across >= 0 or (
-        steps > 256 and -(-schedule.points // 8) < schedule.processors * 8
+        steps > tuning.WIDE_STEPS and -(-schedule.points // 8) < schedule.processors * 8
     )  # fmt: skip
 
 

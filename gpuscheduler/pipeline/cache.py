@@ -29,12 +29,11 @@ from ..dask_private import HLGExpr, HLGExprSequence
 from ..forks import new_rlock
 from ..frontend.builder import key_lists
 from ..plan.plan import Plan
+from .comparable import Home, SameObject
 from .fingerprint import (
     SETTINGS,
     Fingerprint,
     FingerprintReader,
-    Home,
-    SameObject,
     has_items,
     items_of,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import WRAPPER_ASSIGNMENTS, cached_property, partial
-from operator import getitem, is_not
+from operator import is_not
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 from weakref import ref
@@ -34,12 +34,25 @@ from ..frontend.graph import is_chunk
 from ..frontend.rebuild import has_name
 from ..frontend.tiles import Tiles
 from ..ir.expr import Expr
-from ..sparse_parts import arrays_of, library_of
+from ..sparse_parts import library_of
 from ..tracing.bytecode import variables_written
-from ..values import sizeof
+from .columns import ColumnWords, seed_words
+from .comparable import (
+    ANYBODYS,
+    UNSHARED,
+    WATCHED,
+    Home,
+    NotComparable,
+    SameObject,
+    data_facts,
+    is_harmless,
+    is_task_data,
+    is_trusted,
+    layout,
+    type_char,
+)
 
 Key = Any
-Home = Callable[[Any], int | None]
 
 #: Settings that change what a collection becomes.
 SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
@@ -52,10 +65,10 @@ OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
 MOST_LAYERS, MOST_TASKS = 2_000, 200_000
 #: Words of one layer, and length of one string, and bytes of one array that is told by its values.
 MOST_WORDS, LONGEST, LARGEST = 1_000_000, 1_000, 65_536
-#: Whose functions change no list, dictionary or array that they are handed beside their blocks.
-TRUSTED = ("cupy", "cupyx", "dask", "numpy", "scipy", __name__.partition(".")[0])
 #: Whose callable objects do not change once they are made: kernels and compiled functions.
 COMPILERS = ("cupy", "numba")
+#: Tasks from which on a layer is told column by column.
+FEWEST_ROWS = 8
 #: How the names begin under which Dask has the numbers of what it takes from arrays.
 LISTS = ("shuffle-taker-", "shuffle-sorter-")
 #: What `functools.wraps` writes to a function, which does not read it.
@@ -64,13 +77,6 @@ WRAPPED = {*WRAPPER_ASSIGNMENTS, "__wrapped__"}
 TOOLS = ("toolz", "tlz", "cytoolz")
 _ATOMS = (type(Ellipsis), Expr)
 _BOUNDS = (int, type(None))
-#: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
-#: that do not, so that it only has to be watched; or seen by nobody but such functions.
-_ANYBODYS, _WATCHED, _FRESH = range(3)
-
-
-class _NotComparable(Exception):
-    """A graph says something that may mean another thing in another graph."""
 
 
 class HashedWords:
@@ -110,7 +116,7 @@ class Fingerprint:
         None for data that is like nothing else.
         """
         try:
-            return HashedWords((self.structure, _facts(self.data, self.home)))
+            return HashedWords((self.structure, data_facts(self.data, self.home)))
         except Exception:  # it may also be of a class that does not let itself be looked at
             return None
 
@@ -119,7 +125,7 @@ class Fingerprint:
 
         No collection says what these are, as it does of its blocks.
         """
-        return tuple(map(_layout, self.data[len(self.data) - self.inside :]))
+        return tuple(map(layout, self.data[len(self.data) - self.inside :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +176,18 @@ class FingerprintReader:
         for op in dsk.operands if isinstance(dsk, HLGExprSequence) else [dsk]:
             hlg = getattr(op, "hlg", None)
             if not isinstance(hlg, HighLevelGraph) or len(hlg.layers) > MOST_LAYERS:
-                raise _NotComparable
+                raise NotComparable
             if op.low_level_optimizer is not optimize_array:
-                raise _NotComparable  # whose optimisation may put data into its tasks
+                raise NotComparable  # whose optimisation may put data into its tasks
             if any(layers.get(n, layer) is not layer for n, layer in hlg.layers.items()):
-                raise _NotComparable  # two layers of one name
+                raise NotComparable  # two layers of one name
             layers.update(hlg.layers)
             kind = type(op), len(hlg.layers)
             every.append((kind, list(flatten(op.__dask_keys__()))))
         said = {name: self._read_layer(layer) for name, layer in layers.items()}
         maker = {made: name for name, s in said.items() for made in s.makes}
         if any(not s.plain.isdisjoint(maker) for s in said.values()):
-            raise _NotComparable  # whether it is a name there, or a string
+            raise NotComparable  # whether it is a name there, or a string
         numbers: dict[str, int] = {}
         order: dict[str, _LayerFingerprint] = {}
         stack = [_name_of(k) for _, ends in reversed(every) for k in reversed(ends)]
@@ -200,11 +206,11 @@ class FingerprintReader:
         around = [v for s in order.values() for v in s.around]
         held = {id(v) for v in data}
         if any(type(v) is np.ndarray and id(v) in held for v, _ in around):
-            raise _NotComparable  # an array that is told by its values, and is data elsewhere
+            raise NotComparable  # an array that is told by its values, and is data elsewhere
 
         def number_keys(keys: Collection[Key]) -> tuple[Any, ...]:
             if any(_name_of(k) not in numbers for k in keys):
-                raise _NotComparable
+                raise NotComparable
             return tuple([(numbers[_name_of(k)], _index_of(k)) for k in keys])
 
         settings = tuple([config.get(s, None) for s in SETTINGS])
@@ -236,7 +242,7 @@ class FingerprintReader:
             gone = ref(layer, lambda _: every.pop(known, None))
             every[known] = gone, said, items_of(layer)
         if said is None:
-            raise _NotComparable
+            raise NotComparable
         return said
 
 
@@ -262,7 +268,7 @@ def has_items(layer: Any, items: Items) -> bool:
 def _name_of(key: Key) -> str:
     name = key[0] if type(key) is tuple and key else key
     if type(name) is not str:
-        raise _NotComparable
+        raise NotComparable
     return name
 
 
@@ -285,7 +291,7 @@ class _LayerWords:
         self.one = False  # whether arrays here can be data: it is one task for all blocks
         self.around: list[Variable] = []
         self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
-        self.lists = _ANYBODYS  # what the lists and dictionaries that come are
+        self.lists = ANYBODYS  # what the lists and dictionaries that come are
         self.watched: set[int] = set()  # ids of these, and of arrays
         self.left = MOST_WORDS
 
@@ -296,26 +302,30 @@ class _LayerWords:
         )
         if type(layer) is Blockwise:
             if layer.output_blocks is not None:
-                raise _NotComparable
+                raise NotComparable
             makes, self.one = [layer.output], True
             words: Any = (
-                self._name(layer.output), self(layer.output_indices), self(layer.task),
+                self.name_number(layer.output), self(layer.output_indices), self(layer.task),
                 tuple([self._argument(a, i) for a, i in layer.indices]), layer.concatenate,
-                tuple([(self._name(k), self(v)) for k, v in layer.numblocks.items()]),
+                tuple([(self.name_number(k), self(v)) for k, v in layer.numblocks.items()]),
                 self._fingerprint_facts(layer.new_axes),
-                tuple([(self._name(k), self._blocks(v)) for k, v in layer.io_deps.items()]),
+                tuple([(self.name_number(k), self._blocks(v)) for k, v in layer.io_deps.items()]),
             )  # fmt: skip
         elif type(layer) is MaterializedLayer and len(layer) <= MOST_TASKS:
             makes = list(dict.fromkeys([_name_of(k) for k in layer]))
-            words = tuple([(self._key(k), self._item(k, v)) for k, v in layer.items()])
+            if len(layer) >= FEWEST_ROWS:
+                words = ColumnWords(self).of(layer.mapping)
+            else:
+                items = layer.items()
+                words = tuple([(self.key_words(k), self.item_words(k, v)) for k, v in items])
         elif type(layer) is ArrayOverlapLayer:
             makes = [f"overlap-{layer.token}"]
             words = (
-                self._name(makes[0]), self._name(layer.name), self(layer.chunks),
+                self.name_number(makes[0]), self.name_number(layer.name), self(layer.chunks),
                 self(layer.numblocks), tuple([(k, self(v)) for k, v in layer.axes.items()]),
             )  # fmt: skip
         else:
-            raise _NotComparable
+            raise NotComparable
         return _LayerFingerprint(
             HashedWords((type(layer), facts, words)), tuple(makes), tuple(self.names),
             frozenset(self.plain), tuple(self.data), tuple(self.inside), tuple(self.around),
@@ -324,9 +334,9 @@ class _LayerWords:
 
     def _fingerprint_facts(self, facts: Mapping[str, Any] | None) -> Any:
         """Of what Dask says of a layer, which no function gets."""
-        self.lists = _FRESH
+        self.lists = UNSHARED
         words = tuple([(k, self(v)) for k, v in (facts or {}).items()])
-        self.lists = _ANYBODYS
+        self.lists = ANYBODYS
         return words
 
     def _blocks(self, of: Any) -> Any:
@@ -334,77 +344,88 @@ class _LayerWords:
             values = tuple([(self(k), self(v)) for k, v in of.values.items()])
             return type(of), self(of.chunks), values
         if type(of) not in OF_CHUNKS:
-            raise _NotComparable
+            raise NotComparable
         return type(of), self(of.chunks)
 
     def _argument(self, argument: Any, index: Any) -> Any:
         """An argument of a Blockwise layer: the name of an array, with the axes of its blocks."""
-        return (self(argument) if index is None else self._name(argument)), self(index)
+        return (self(argument) if index is None else self.name_number(argument)), self(index)
 
-    def _item(self, key: Key, item: Any) -> Any:
+    def item_words(self, key: Key, item: Any) -> Any:
         value = _value(item)
         if is_task_data(value) or library_of(type(value)) is not None:
             self.data.append(key)
             return Chunk
         if type(item) is DataNode and _name_of(key).startswith(LISTS):
-            self.lists = _WATCHED
-            words, self.lists = self(item), _ANYBODYS
+            self.lists = WATCHED
+            words, self.lists = self(item), ANYBODYS
             return words
-        return self(item) if isinstance(item, GraphNode) else self._legacy(item)
+        return self(item) if isinstance(item, GraphNode) else self.legacy_words(item)
 
-    def _legacy(self, item: Any) -> Any:
+    def legacy_words(self, item: Any) -> Any:
         """A task as a tuple, or what is in one: lists in it are of keys and of tasks."""
         if type(item) is tuple and item and callable(item[0]):
             before, words = self.lists, self._calls(item[0], item[1:])
-            out = tuple, words, *[self._legacy(a) for a in item[1:]]
+            out = tuple, words, *[self.legacy_words(a) for a in item[1:]]
             self.lists = before
             return out
         if type(item) is tuple and item and type(item[0]) is str:
-            return TaskRef, self._key(item)
+            return TaskRef, self.key_words(item)
         if type(item) is list:  # Dask makes another of it
             if not self.lists and not all(type(x) in (list, tuple) for x in item):
-                raise _NotComparable
-            return (list, *[self._legacy(x) for x in item])
+                raise NotComparable
+            return (list, *[self.legacy_words(x) for x in item])
         return self(item)
 
-    def _name(self, name: Any) -> int:
+    def name_number(self, name: Any) -> int:
         if type(name) is not str:
-            raise _NotComparable
+            raise NotComparable
         return self.names.setdefault(name, len(self.names))
 
-    def _key(self, key: Key) -> Any:
+    def key_words(self, key: Key) -> Any:
         if type(key) is str:
-            return self._name(key)
+            return self.name_number(key)
         if type(key) is not tuple or not key:
-            raise _NotComparable
+            raise NotComparable
         name, index = key[0], key[1:]
         for n in index:
             if type(n) is str:
                 self.plain.add(n)
             elif not isinstance(n, (int, float, np.integer)):
-                raise _NotComparable
-        return self._name(name), index
+                raise NotComparable
+        return self.name_number(name), index
+
+    def count(self, n: int) -> None:
+        """Take words from those that a layer may have."""
+        self.left -= n
+        if self.left < 0:
+            raise NotComparable
+
+    def string_words(self, strings: Collection[str]) -> None:
+        """Note strings that are no names."""
+        if max(map(len, strings)) > LONGEST:
+            raise NotComparable
+        self.plain.update(strings)
 
     def __call__(self, v: Any) -> Any:
         kind = type(v)
-        self.left -= 1
-        if self.left < 0:
-            raise _NotComparable
+        self.count(1)
         if kind is int or kind is bool or v is None:
             return kind, v
-        if kind is str or kind is bytes:
+        if kind is str:
+            self.string_words((v,))
+            return kind, v
+        if kind is bytes:
             if len(v) > LONGEST:
-                raise _NotComparable
-            if kind is str:
-                self.plain.add(v)
+                raise NotComparable
             return kind, v
         if kind is tuple:
             return (kind, *[self(x) for x in v])
         if kind is list and self.lists:
-            self._watch(v)
+            self.watch(v)
             return (kind, *[self(x) for x in v])
         if kind is TaskRef or kind is Alias:
-            return kind, self._key(v.key if kind is TaskRef else v.target)
+            return kind, self.key_words(v.key if kind is TaskRef else v.target)
         if kind is slice:
             start, stop, step = v.start, v.stop, v.step
             if all(type(n) in _BOUNDS for n in (start, stop, step)):
@@ -415,17 +436,17 @@ class _LayerWords:
         if kind is float or kind is complex:
             return kind, repr(v)
         if kind is Task:
-            return self._task(v)
+            return self.task_words(v)
         if kind is DataNode:
             return kind, self(v.value)
         if isinstance(v, NestedContainer):
             return (kind, *[self(a) for a in v.args])
         if kind is dict and self.lists:
-            self._watch(v)
+            self.watch(v)
             return (kind, *[(self(k), self(x)) for k, x in v.items()])
         return self._object(v, kind)
 
-    def _task(self, task: Task) -> Any:
+    def task_words(self, task: Task) -> Any:
         before, words = self.lists, self._calls(task.func, (*task.args, *task.kwargs.values()))
         args = [self(a) for a in task.args]
         args += [(k, self(a)) for k, a in task.kwargs.items()]
@@ -434,23 +455,23 @@ class _LayerWords:
 
     def _calls(self, function: Any, args: Sequence[Any]) -> Any:
         """Words for a function; what comes next are its arguments."""
-        words, fresh = self._fingerprint_function(function)
+        words, fresh = self.function_words(function)
         if function is apply and args:
             function, args = args[0], args[1:]
-        watched = _WATCHED if _is_trusted(function) and all(map(_is_harmless, args)) else _ANYBODYS
-        self.lists = _FRESH if fresh else watched
+        watched = WATCHED if is_trusted(function) and all(map(is_harmless, args)) else ANYBODYS
+        self.lists = UNSHARED if fresh else watched
         return words
 
-    def _watch(self, it: Any) -> None:
-        if self.lists is _WATCHED and id(it) not in self.watched:  # the layer keeps it alive
+    def watch(self, it: Any) -> None:
+        if self.lists is WATCHED and id(it) not in self.watched:  # the layer keeps it alive
             self.watched.add(id(it))
             self.around.append((it, made_of(it)))
 
-    def _fingerprint_function(self, function: Any) -> tuple[Any, bool]:
+    def function_words(self, function: Any) -> tuple[Any, bool]:
         found = self.functions.get(id(function))  # the task keeps it alive
         if found is None:
             if function is load_store_chunk:
-                raise _NotComparable  # what it writes to may be what others read
+                raise NotComparable  # what it writes to may be what others read
             fresh, before = any(function is f for f in FRESH), len(self.inside)
             words = self._object(function, type(function))
             # its arrays are among the data once: which function is called again counts, too
@@ -461,7 +482,7 @@ class _LayerWords:
 
     def _object(self, v: Any, kind: type) -> Any:
         before, lists = (self.lists, self.one), self.lists
-        self.lists = _ANYBODYS  # what is in it may be anybody's
+        self.lists = ANYBODYS  # what is in it may be anybody's
         words = self._parts(v, kind, lists)
         self.lists, self.one = before
         return words
@@ -473,20 +494,20 @@ class _LayerWords:
         if kind is not Chunk and is_task_data(v) and not v.size:  # it says of which kind others are
             return kind, v.dtype, v.shape
         if lists and kind is np.ndarray and v.nbytes <= LARGEST and not v.dtype.hasobject:
-            self.lists = _WATCHED  # its values count, and somebody may write to it
-            self._watch(v)
+            self.lists = WATCHED  # its values count, and somebody may write to it
+            self.watch(v)
             self.left -= v.nbytes // 8
             return kind, v.dtype, v.shape, v.strides, v.tobytes()
         if isinstance(v, np.void):  # a record, which is a part of its array
-            raise _NotComparable
+            raise NotComparable
         if isinstance(v, np.generic):
             return kind, v.dtype, v.tobytes()
         if isinstance(v, np.dtype):
-            return v, _char(v)
+            return v, type_char(v)
         if isinstance(v, type):
             return v
-        if kind is np.random.SeedSequence:  # NumPy shortens what it says of long ones
-            return kind, repr(v), v.pool.tobytes()
+        if kind is np.random.SeedSequence:
+            return kind, seed_words(v)
         if kind is FunctionType and not has_name(v):
             return self._function(v)
         if kind is BuiltinFunctionType and isinstance(v.__self__, (ModuleType, type(None))):
@@ -504,11 +525,11 @@ class _LayerWords:
         if kind is partial or curried:
             self.one = self.one and not curried  # nobody puts others in there
             if kind is partial and vars(v):
-                raise _NotComparable  # which others may ask for
+                raise NotComparable  # which others may ask for
             self.around.append((v, made_of(v)))
             words = self._calls(v.func, (*v.args, *v.keywords.values()))
             named = {**v.keywords}
-            if _is_trusted(v.func) and is_task_data(like := named.get("like")):
+            if is_trusted(v.func) and is_task_data(like := named.get("like")):
                 named["like"] = type(like)  # all that NumPy and Dask take from it
             return kind, words, self(v.args), *[(k, self(x)) for k, x in named.items()]
         self.one = False  # nobody puts others in there
@@ -519,67 +540,22 @@ class _LayerWords:
                 return (kind, *[self(getattr(v, f.name)) for f in fields(v)])
             if hasattr(v, "__dask_tokenize__"):
                 return (kind, *[self(x) for x in vars(v).values()])
-        raise _NotComparable
+        raise NotComparable
 
     def _function(self, f: FunctionType) -> Any:
         """A function that may be made again and again is what it says."""
         if vars(f).keys() - WRAPPED or variables_written(f.__code__):
-            raise _NotComparable  # whose variables they are counts
+            raise NotComparable  # whose variables they are counts
         try:
             around = [(cell, made_of(cell)) for cell in f.__closure__ or ()]
         except ValueError:  # not bound yet
-            raise _NotComparable from None
+            raise NotComparable from None
         self.around += [(f, made_of(f)), *around]
         inside = tuple([v for _, (v,) in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
         others = tuple(f.__annotations__.items()), vars(f).get("__wrapped__")
         about = f.__name__, f.__qualname__, f.__doc__, self(others)  # what may be asked of it
         return FunctionType, f.__code__, SameObject(f.__globals__), self(inside), self(given), about
-
-
-def _is_trusted(f: Any) -> bool:
-    """Whether a function changes no list or dictionary that it gets, and keeps none."""
-    if type(f) is partial or type(f).__name__ == "curry":
-        return _is_trusted(f.func) and all(map(_is_harmless, (*f.args, *f.keywords.values())))
-    if type(f).__name__ == "Compose":
-        return _is_trusted(f.first) and all(map(_is_trusted, f.funcs))
-    if isinstance(f, np.ufunc) or type(f) is Dispatch or f is getitem:
-        return True
-    if type(f) is FunctionType and not has_name(f):  # made around others
-        around = [v for c in f.__closure__ or () for v in made_of(c)]
-        space = f.__globals__.get("__name__")
-        return _root(space) in TRUSTED and all(map(_is_harmless, around))
-    return has_name(f) and _root(f.__module__) in TRUSTED and f is not apply
-
-
-def _is_harmless(v: Any) -> bool:
-    """Whether nothing in an argument is a function that could change lists."""
-    if type(v) in (list, tuple) or isinstance(v, NestedContainer):
-        return all(map(_is_harmless, v.args if isinstance(v, NestedContainer) else v))
-    if type(v) is dict:
-        return all(map(_is_harmless, v.values()))
-    if type(v) is Task:
-        return _is_trusted(v.func) and all(map(_is_harmless, (*v.args, *v.kwargs.values())))
-    return not callable(v) or isinstance(v, (GraphNode, TaskRef, type)) or _is_trusted(v)
-
-
-def _root(module: Any) -> str:
-    return str(module).partition(".")[0]
-
-
-class SameObject:
-    """Equal for the very same object, which it keeps alive."""
-
-    __slots__ = ("it",)
-
-    def __init__(self, it: Any):
-        self.it = it
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is SameObject and self.it is other.it
-
-    def __hash__(self) -> int:
-        return id(self.it)
 
 
 # ---- their data
@@ -590,47 +566,6 @@ def _value(item: Any) -> Any:
     if is_chunk(item):
         return item.func
     return item.value if type(item) is DataNode else item
-
-
-def is_task_data(value: Any) -> bool:
-    """Whether it is a value that tasks are handed, whatever is in it."""
-    kind = type(value)
-    if kind is Chunk or kind is np.ndarray:
-        return True
-    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
-
-
-def _facts(data: Sequence[Any], home: Home) -> tuple[Any, ...]:
-    """What a plan takes from data: where it is, what it is like, and what of it is the same."""
-    first: dict[int, int] = {}
-    out = []
-    for n, value in enumerate(data):
-        place, shown, moves = home(value), value, type(value) is Chunk
-        if moves:
-            if place is None:  # another scheduler's
-                raise _NotComparable
-            shown = value.value_on_device()
-        resident = moves and value.resident
-        facts = moves, resident, value.nbytes if moves else sizeof(value), _layout(shown)
-        out.append((first.setdefault(id(value), n), place, facts))
-    return tuple(out)
-
-
-def _layout(value: Any) -> Any:
-    if value is None:
-        return None
-    if library_of(type(value)) is not None:
-        return type(value), tuple(value.shape), tuple(map(_layout, arrays_of(value)))
-    if not is_task_data(value) or value.dtype.hasobject:
-        raise _NotComparable
-    return type(value), value.dtype, _char(value.dtype), value.shape, value.strides
-
-
-def _char(dtype: np.dtype[Any]) -> str:
-    """What one type may have and another not that is equal to it."""
-    if dtype.metadata:
-        raise _NotComparable
-    return dtype.char
 
 
 # ---- plans

@@ -30,7 +30,8 @@ from ..frontend.transfers import SENDING
 from ..fusion.horizontal import TupleItemKey
 from ..plan.plan import OF_STRUCTURE, Step
 from ..tracing.bytecode import ClosureCells
-from .fingerprint import ArraySlot, Fingerprint, Key, is_task_data
+from .comparable import is_task_data
+from .fingerprint import ArraySlot, Fingerprint, Key
 from .plan_entry import PlanEntry
 
 #: Tasks that send an array to a device.

@@ -511,8 +511,8 @@ FUSION = {
         "out.append((first.setdefault(id(value), n), facts))",
     ),
     "how data lies in memory does not count": (
-        "return type(value), value.dtype, _char(value.dtype), value.shape, value.strides",
-        "return type(value), value.dtype, _char(value.dtype), value.shape",
+        "return type(value), value.dtype, type_char(value.dtype), value.shape, value.strides",
+        "return type(value), value.dtype, type_char(value.dtype), value.shape",
     ),
     "True is like 1": (
         "if kind is int or kind is bool or v is None:\n            return kind, v",
@@ -533,6 +533,26 @@ FUSION = {
     "values that were looked at do not count": (
         "entry = found.fill(like, wanted) if found.fits(like) else None",
         "entry = found.fill(like, wanted)",
+    ),
+    "True is like 1 in columns": (
+        "return kind, bytes(column)",
+        "return int, _integers(list(map(int, column)))",
+    ),
+    "where lists of keys end does not count": (
+        "    return _integers(every)\n",
+        "    return sum(every)\n",
+    ),
+    "which name a key has does not count": (
+        'return "keys", who, _lengths(index), self._index(flat)',
+        'return "keys", _lengths(index), self._index(flat)',
+    ),
+    "which tasks call a function does not count": (
+        "return _integers(order), tuple(map(tell, groups))",
+        "return tuple(map(tell, groups))",
+    ),
+    "zeros have no sign in columns": (
+        "return kind, tuple(map(repr, column))",
+        "return kind, tuple(column)",
     ),
     "a plan is taken over by other data of the same names": (
         "any(map(is_not, like.data, self._data))",
@@ -575,12 +595,12 @@ FUSION = {
         "",
     ),
     "any function may get lists": (
-        "_WATCHED if _is_trusted(function) and all(map(_is_harmless, args)) else _ANYBODYS",
-        "_WATCHED",
+        "WATCHED if is_trusted(function) and all(map(is_harmless, args)) else ANYBODYS",
+        "WATCHED",
     ),
     "arguments change no lists": (
-        "_WATCHED if _is_trusted(function) and all(map(_is_harmless, args)) else _ANYBODYS",
-        "_WATCHED if _is_trusted(function) else _ANYBODYS",
+        "WATCHED if is_trusted(function) and all(map(is_harmless, args)) else ANYBODYS",
+        "WATCHED if is_trusted(function) else ANYBODYS",
     ),
     "an array is told by its values and data, too": (
         "if any(type(v) is np.ndarray and id(v) in held for v, _ in around):",
@@ -810,6 +830,7 @@ TESTS = {
     "gpuscheduler/runtime/state.py": ("runtime/test_state.py",),
     "gpuscheduler/runtime/tape.py": ("runtime/test_tape.py",),
     "gpuscheduler/plan/matmul.py": ("plan/test_matmul.py",),
+    "gpuscheduler/pipeline/columns.py": ("pipeline/test_columns.py",),
 }
 
 

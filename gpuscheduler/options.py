@@ -29,7 +29,9 @@ MOST_DEVICES = max(1024, os.cpu_count() or 1)
 NUMPY_MODES = "auto", "gpu", "gpu-only", "host"
 #: Host and port of a page; without a host it is localhost.
 ADDRESS = re.compile(r"([\w.\-]*):(\d{1,5})")
-DEVICES = re.compile(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?")
+DEVICES = re.compile(
+    r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?(?P<beside>,cpu(?::(?P<threads>\d+))?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -212,12 +214,24 @@ def parse_devices(value: Any) -> tuple[str, int | None, list[int] | None] | None
     found = DEVICES.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
         return None
-    auto, count, cuda, ids = found.groups()
+    auto, count, cuda, ids = found.groups()[:4]
     chosen = [int(i) for i in ids.split(",")] if ids else None
     n = int(count) if count else None
     if not 1 <= (1 if n is None else n) <= MOST_DEVICES or len(chosen or ()) > MOST_DEVICES:
         return None
+    if not 0 <= int(found["threads"] or 0) <= MOST_DEVICES:
+        return None
     return auto or cuda or "cpu", n, chosen
+
+
+def parse_host_threads(value: str) -> int | None:
+    """The threads of the host beside GPUs in a device string; None where it says no number.
+
+    >>> [parse_host_threads(d) for d in ("cuda:0,1,cpu:12", "cuda,cpu", "cuda", "cpu:4")]
+    [12, None, None, None]
+    """
+    found = DEVICES.fullmatch(value.strip())
+    return int(found["threads"]) if found and found["threads"] else None
 
 
 def parse_limit(limit: Any, free: int, least: int = 1) -> int | None:
@@ -282,8 +296,8 @@ _LIMIT = "bytes, a string such as '8 GiB', or a fraction up to 1.0"
 MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "devices": (
         lambda value: parse_devices(value) is not None,
-        "'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2' (at least one device, at most "
-        f"{MOST_DEVICES})",
+        "'auto', 'cpu', 'cpu:4', 'cuda', 'cuda:0,2', or 'cuda,cpu:12' (at least one device, at "
+        f"most {MOST_DEVICES})",
     ),
     "memory_limit": (lambda value: parse_limit(value, 2**40) is not None, _LIMIT),
     "window": (_is_number_from(1), "a whole number from 1"),

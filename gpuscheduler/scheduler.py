@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakSet
 
-from .devices import choose, cpu
+from .devices import choose
 from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
 from .diagnostics.log import log_run
@@ -61,7 +61,8 @@ class Scheduler(ObservedScheduler):
     devices
         ``"auto"`` (every GPU; CPU devices where there is none), ``"cpu"`` (one device per core),
         ``"cpu:4"``, ``"cuda"``, ``"cuda:0,2"``. A repeated id (``"cuda:0,0"``) makes logical
-        devices on one GPU.
+        devices on one GPU. ``"cuda,cpu:12"`` has 12 threads of the host compute beside the GPUs;
+        the default is one per core, and 0 leaves all to the GPUs' own threads.
     memory_limit
         Memory for values on each device, and for tasks while they run, as far as that is known:
         bytes, a string such as ``"8 GiB"``, or a fraction (a float up to 1.0) of the free memory.
@@ -71,7 +72,7 @@ class Scheduler(ObservedScheduler):
 
     With GPUs, a computation that names no GPU library (NumPy blocks, bags, dataframes, delayed
     functions) runs on GPUs where the option ``numpy`` says so, and gives NumPy's arrays. Else the
-    host runs it: one thread per core, with the kernels of CPU devices, within ``host_memory``. One
+    host runs it, or parts of it: one thread per core, within ``host_memory``. One
     CuPy array, ``to_backend("cupy")`` or ``dask.annotate(device=0)`` anywhere in a computation
     sends all of it to the GPUs.
 
@@ -138,7 +139,7 @@ class Scheduler(ObservedScheduler):
         machine = hardware.machine
         #: Threads of the host that do the work without GPU libraries; 0 on CPU devices, and where
         #: values may take nothing of the host's memory.
-        self.host_threads = cpu.cpu_count() if hardware.kind == "cuda" else 0
+        self.host_threads = choose.host_threads(o.devices) if hardware.kind == "cuda" else 0
         if machine.host_memory == 0:
             self.host_threads = 0
         self._host_memory = machine.host_memory

@@ -162,7 +162,7 @@ def test_the_device_strings_are_understood(text):
         if "cuda" not in devices:
             gpuscheduler.Scheduler(devices).close()
         else:
-            assert re.fullmatch(r"cuda(:\d+(,\d+)*)?", devices)
+            assert re.fullmatch(r"cuda(:\d+(,\d+)*)?(,cpu:\d+)?", devices)
 
 
 @pytest.mark.parametrize("text", [README, GUIDE], ids=["README", "guide"])

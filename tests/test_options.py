@@ -27,7 +27,7 @@ NAMES = [f.name for f in fields(Options)]
 
 #: By option, what it may be ...
 RIGHT = {
-    "devices": ["auto", "cpu", "cpu:1", " cpu:3 ", "cuda", "cuda:0,0"],
+    "devices": ["auto", "cpu", "cpu:1", " cpu:3 ", "cuda", "cuda:0,0", "cuda,cpu:3"],
     "memory_limit": [0.5, 1.0, "8 GiB", 2**30, 1e9, np.int64(2**20), np.float32(0.5), None],
     "window": [1, 4, np.int64(2)],
     "deep_window": [1, 64],
@@ -49,7 +49,22 @@ RIGHT = {
 }
 #: ... and what it may not.
 WRONG = {
-    "devices": ["gpu", "cpu:0", "cpu:100000", "cpu:-1", "cuda:", "cuda:a", "", 4, ["cpu"]],
+    "devices": [
+        "gpu",
+        "cpu:0",
+        "cpu:100000",
+        "cpu:-1",
+        "cuda:",
+        "cuda:a",
+        "",
+        4,
+        ["cpu"],
+        "cpu,cuda",
+        "cpu:2,cpu:2",
+        "cuda,cpu:a",
+        "cuda,cpu:99999",
+        "auto,cpu:2",
+    ],
     "memory_limit": ["much", 0, -1, 1.5, True, "-1 GiB", float("nan"), float("inf"), [1], {}],
     "window": [0, -3, "a", "4", 1.5, True, [4]],
     "deep_window": [0, -1, "a", 2.0],

@@ -8,7 +8,7 @@ import os
 
 from dask.utils import format_bytes
 
-from ..options import check_option, parse_devices, parse_limit
+from ..options import check_option, parse_devices, parse_host_threads, parse_limit
 from ..runtime.host_memory import available_memory
 from ..runtime.protocol import Hardware
 from .cpu import CpuHardware, cpu_count
@@ -46,10 +46,21 @@ def find_hardware(
                 fast_math=fast_math,
                 host_memory=host,
                 spill_compression=spill_compression,
+                threads=host_threads(devices),
             )
     n = cpu_count() if count is None else count
     limit = _limit(memory_limit, available_memory() // n)
     return CpuHardware(n, limit, spill_directory, spill_compression)
+
+
+def host_threads(devices: str) -> int:
+    """Threads of the host that compute beside the GPUs of a device string.
+
+    >>> host_threads("cuda:0,cpu:3")
+    3
+    """
+    asked = parse_host_threads(devices)
+    return cpu_count() if asked is None else asked
 
 
 def cuda_devices() -> int:

@@ -157,7 +157,8 @@ def explain_plan(
         step_table(plan), plan.machine, is_gpu, predicted=predicted, where=plan.where,
         planned=planned, pinned=plan.bound, once=once or plan.once,
     )  # fmt: skip
-    return replace(page, choice=plan.choice_text)
+    said = [plan.choice_text, *[f"  {line}" for line in plan.sides]] if plan.choice_text else []
+    return replace(page, choice="\n".join(said))
 
 
 def explain_records(

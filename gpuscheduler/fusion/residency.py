@@ -1,19 +1,22 @@
 """Keep NumPy's arrays on GPUs: what is called gets NumPy's, kernels read and make GPUs'.
 
-`make_resident` is the last step of fusion for a graph of NumPy's arrays whose kernels run on GPUs.
+`make_resident` follows fusion for a graph of NumPy's arrays whose kernels run on GPUs.
 The graph then is what a user would have written with `to_backend`: arrays of the host are sent by
 steps of their own, ahead of the kernels that read them (`frontend.transfers.send_all_arrays`). What
 is no kernel becomes a `HostTask`, for which values are brought to the host. Results come home as
 NumPy's: `as_numpy` has the scalars where NumPy has some.
+
+`move_to_host` makes some of the tasks for GPUs ones of the host. `finish_residency` ends it all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._task_spec import DataNode, Task
+from dask._task_spec import DataNode, Task, TaskRef
 
 from ..frontend.graph import RESIDENT, Graph, is_plain
 from ..frontend.task import (
@@ -24,30 +27,41 @@ from ..frontend.task import (
     original_of,
     work_identity_of,
 )
-from ..frontend.transfers import SENDING, identity
+from ..frontend.transfers import LEAST_SENT, SENDING, identity, sent_key
 from ..ir.expr import Out
 from ..values import leaves, map_leaves
 from .library_task import LibraryTask, NumpyTask
-from .task import Key
+from .task import KernelTask, Key
 
 Values = dict[Key, Any]
 Form = Any  # the result of a program: containers with an `Out` for each array
 SCALAR = Out(0, (), True)
+#: Bytes that a program must touch to be worth its compilation for the host.
+LEAST_PROGRAM = 2**18
 
 
 class HostTask(OwnTask):
     """A task that is called on the host with NumPy's values, wherever these were made."""
 
-    __slots__ = ("_touched", "forms", "key", "sends", "task")
+    __slots__ = ("_touched", "forms", "key", "made", "moved", "sends", "task")
     host_only = True
 
     def __init__(
-        self, key: Key, task: Callable[[Values], Any], forms: Mapping[Key, Form], touched: int = 0
+        self,
+        key: Key,
+        task: Callable[[Values], Any],
+        forms: Mapping[Key, Form],
+        touched: int = 0,
+        made: int = 0,
     ):
         self.key, self.task = key, task
         #: Whether the value goes to a device, which keeps it.
         self.sends = False
         self._touched = touched
+        #: Bytes of its value, as far as they are known.
+        self.made = made
+        #: The task for GPUs in whose place it is; None of one that no GPU computes.
+        self.moved: Any = None
         #: Where NumPy has scalars in values that kernels make, by their names.
         self.forms = dict(forms)
 
@@ -65,8 +79,8 @@ class HostTask(OwnTask):
 
     def with_parts(self, *parts: Any) -> HostTask:
         (task,) = parts
-        out = HostTask(self.key, task, self.forms, self._touched)
-        out.sends = self.sends
+        out = HostTask(self.key, task, self.forms, self._touched, self.made)
+        out.sends, out.moved = self.sends, self.moved
         return out
 
     @property
@@ -126,7 +140,15 @@ def _with_scalars(form: Form) -> Form:
     return form if any(isinstance(v, Out) and v.scalar for v in leaves(form)) else None
 
 
-def make_resident(graph: Graph, views: Mapping[Key, Form], loose: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class ValueFacts:
+    """What is known of the values of a graph, on whichever side they are made."""
+
+    forms: dict[Key, Form]
+    sizes: dict[Key, int]
+
+
+def make_resident(graph: Graph, views: Mapping[Key, Form], loose: bool = False) -> ValueFacts:
     """Make each task of a fused graph one of GPUs, or a task of the host. Changes the graph.
 
     Tasks in `views` only take a view of what they read, be it on a device or not; `views` has the
@@ -156,8 +178,73 @@ def make_resident(graph: Graph, views: Mapping[Key, Form], loose: bool = False) 
             graph.note(key, why=None)
         else:
             _call_on_host(graph, key, forms, sizes)
+    return ValueFacts(forms, sizes)
+
+
+def move_to_host(graph: Graph, keys: Iterable[Key], facts: ValueFacts) -> None:
+    """Have the host compute kernels and calls of libraries. Changes the graph.
+
+    The host runs the same programs, but for those so small that NumPy is as fast.
+    """
+    for key in keys:
+        task = graph.nodes[key].task
+        if isinstance(task, LibraryTask):
+            graph.replace(key, task.on_host.task)
+        elif isinstance(task, NumpyTask):
+            graph.replace(key, task.task.task)
+        elif not (isinstance(task, KernelTask) and task.touched_bytes >= LEAST_PROGRAM):
+            random = any(k.positions for k in kernels_of(task))
+            graph.replace(key, task if random else original_of(task))
+        graph.note(key, product=None)
+        _call_on_host(graph, key, facts.forms, facts.sizes)
+        graph.nodes[key].task.moved = task  # type: ignore[attr-defined]
+
+
+def finish_residency(graph: Graph, facts: ValueFacts) -> None:
+    """Send what the host makes to the tasks of GPUs that read it. Changes the graph."""
+    _send_host_values(graph, facts)
+    forms = facts.forms
     graph.forms = {k: forms[k] for k in graph.outputs if forms.get(k) is not None}
     _drop_unread(graph)
+
+
+def _send_host_values(graph: Graph, facts: ValueFacts) -> None:
+    """Have a value of the host that GPUs read sent once, by a thread of the host."""
+    readers: dict[Key, list[Key]] = {}
+    for key, node in graph.nodes.items():
+        if kernels_of(node.task) or isinstance(node.task, (LibraryTask, NumpyTask)):
+            for d in node.needs:
+                if isinstance(graph.nodes[d].task, HostTask):
+                    readers.setdefault(d, []).append(key)
+    if not readers:
+        return
+    others = {
+        d for node in graph.nodes.values() for d in node.needs
+        if not (kernels_of(node.task) or isinstance(node.task, (LibraryTask, NumpyTask)))
+    }.union(graph.outputs)  # fmt: skip
+    sent: dict[Key, Key] = {}
+    for key, mine in readers.items():
+        node = graph.nodes[key]
+        block, task = node.block, node.task
+        if block is None or not is_plain(block.dtype) or block.is_sparse or not block.shape:
+            continue
+        if block.nbytes < LEAST_SENT or node.picks or task.sends:  # type: ignore[attr-defined]
+            continue
+        if key not in others:
+            task.sends = True  # type: ignore[attr-defined]
+            graph.note(key, size=block.nbytes)
+            continue
+        new = sent[key] = sent_key(key)
+        sender = HostTask(new, Task(new, identity, TaskRef(key)), {}, block.nbytes)
+        sender.sends = True
+        graph.add(new, sender, (key,), (key,), size=block.nbytes, block=block)
+        for reader in mine:
+            there = graph.nodes[reader]
+            needs = tuple([new if d == key else d for d in there.needs])
+            graph.rewire(reader, there.names, needs)
+    if sent:
+        graph.reorder([k for key in list(graph.nodes) if key not in sent.values()
+                       for k in ((key, sent[key]) if key in sent else (key,))])  # fmt: skip
 
 
 def _is_identity(task: Any) -> bool:
@@ -196,7 +283,7 @@ def _host_task(
     given = {n: form for n, d in reads if (form := forms.get(d)) is not None}
     touched = sum([getattr(c, "nbytes", 0) for c in node.constants.values()])
     touched += sizes.get(key, 0) + sum([sizes.get(d, 0) for _, d in reads])
-    return HostTask(key, node.task, given, touched)
+    return HostTask(key, node.task, given, touched, sizes.get(key, 0))
 
 
 def _host_array(graph: Graph, key: Key) -> Any:

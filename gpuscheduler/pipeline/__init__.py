@@ -4,6 +4,7 @@ comparable     What may be compared of a graph: trust in functions, and values t
 columns        Words for layers with a task for each block, column by column.
 fingerprint    What makes two computations alike: words of their tasks and data.
 block_qr       Have GPUs factor the tall blocks of Dask's `qr` and `svd` by Cholesky factors.
+sides          Decide which tasks of NumPy's arrays run on GPUs and which on the host, group …
 reorder        Reorder steps where devices would wait for each other.
 compile        From a graph to a plan: the passes in their order.
 plan_entry     A plan as the plan cache keeps it, and beside it what its runs have learned.

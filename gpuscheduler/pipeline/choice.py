@@ -27,6 +27,7 @@ from ..plan.library_cost import PRODUCT, gpu_seconds, host_seconds
 from ..plan.machine import STEP_SECONDS, Machine
 from ..plan.matmul import MatmulSumTask
 from ..plan.plan import Plan, Step, chunk_of
+from .sides import HOSTED
 
 #: GPUs are chosen where they should take at most this part of the host's time.
 MARGIN = 0.7
@@ -39,6 +40,8 @@ MOST_CALLED = 2**20
 LEAST_BYTES, LEAST_BLOCK = 2**25, 2**17
 #: What is persisted stays on GPUs if it takes at most this part of their memory.
 PART_KEPT = 0.8
+#: The host may make values beside GPUs that take this part of the memory it has for values.
+PART_HOSTED = 0.5
 #: A run that takes so many times what was predicted for the other side has the other side tried.
 SLOWER = 2.0
 GPU, HOST = "gpu", "host"
@@ -174,14 +177,15 @@ def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
         with "gpu-only", where a task that touches 1 MiB or more is called on the host.
     """
     machine = plan.machine
-    host, gpu = _work(plan)
+    host, gpu = _work(plan, threads)
     host_seconds = host.seconds(threads)
     gpu_seconds = gpu.seconds(len(machine.devices), machine.bandwidth, STEP_SECONDS)
     called: dict[int, Any] = {i: s.task for i, s in enumerate(plan.steps) if host_only(s.task)}
     on_host = sum([t.touched_bytes for t in called.values()])
     choice = Choice(
-        GPU, "", gpu_seconds, host_seconds, gpu.touched, on_host, gpu.up + gpu.up_gaps, gpu.down
-    )
+        GPU, "", gpu_seconds, host_seconds, gpu.touched, on_host,
+        gpu.up + gpu.up_gaps + gpu.up_made, gpu.down,
+    )  # fmt: skip
     if mode in ("gpu", "gpu-only"):
         choice.reason = "as asked"
         large = {i: t for i, t in called.items() if t.touched_bytes >= MOST_CALLED}
@@ -202,24 +206,40 @@ def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
 def _choose_side(
     graph: Graph, plan: Plan, choice: Choice, called: list[HostTask], touched: int
 ) -> tuple[str, str]:
-    if graph.keep and choice.on_host < MOST_CALLED and _fits_gpus(plan):
+    unknown = sum([t.touched_bytes for t in called if t.moved is None])
+    if graph.keep and unknown < MOST_CALLED and _fits_gpus(plan):
         choice.learns = False
         return GPU, "they keep what is persisted"
     if not touched:
         choice.learns = False
-        return HOST, "nothing of it is a kernel"
-    if choice.on_host >= MOST_CALLED:
-        choice.learns = False
-        first = called_reasons(graph, sorted(called, key=lambda t: -t.touched_bytes))[0]
-        return HOST, f"functions are called on {format_bytes(choice.on_host)}: {first}"
-    if any(chunk_of(s) is not None for s in plan.steps):
+        moved = any(t.moved is not None for t in called)
+        return HOST, "the way to a GPU and back takes as long" if moved else (
+            "nothing of it is a kernel"
+        )
+    mixed = unknown >= MOST_CALLED
+    if any(chunk_of(s) is not None for s in plan.steps) and not mixed:
         choice.learns = False
         return GPU, "it reads arrays that GPUs keep"
     if choice.host_seconds < LEAST_SECONDS:
         return HOST, "it is little work"
+    by_call = sorted([t for t in called if t.moved is None], key=lambda t: -t.touched_bytes)
+    first = called_reasons(graph, by_call)[0] if mixed else ""
     if choice.gpu_seconds <= MARGIN * choice.host_seconds:
-        return GPU, "they are faster"
+        if not _fits_host(plan):
+            return HOST, "the host has no room for what called functions make beside GPUs"
+        return GPU, f"they are faster; functions are called on the host, {first}" if mixed else (
+            "they are faster"
+        )
+    if mixed:
+        said = f"functions are called on {format_bytes(unknown)}, {first}"
+        return HOST, f"GPUs would save too little; {said}"
     return HOST, "the way to a GPU and back takes as long"
+
+
+def _fits_host(plan: Plan) -> bool:
+    """Whether the host has room for all that it makes itself, which no limit counts."""
+    made = sum([s.task.made for s in plan.steps if host_only(s.task)])  # type: ignore[attr-defined]
+    return bool(made <= PART_HOSTED * plan.machine.host_memory)
 
 
 def _fits_gpus(plan: Plan) -> bool:
@@ -241,12 +261,29 @@ def called_reasons(graph: Graph, called: Any) -> list[str]:
     ]
 
 
-def _work(plan: Plan) -> tuple[HostWork, GpuWork]:
+def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
+    """What a plan is if the host does all of it, and as it is: on GPUs, and on the host beside."""
     seconds: dict[int, float] = {}  # by program: alike blocks share one
     facts = dict.fromkeys(
-        ("kernels", "library", "called", "touched", "tasks", "blocks", "up", "up_gaps", "fetched",
-         "read"), 0.0,
+        ("kernels", "library", "called", "touched", "tasks", "blocks", "up", "up_gaps", "up_made",
+         "fetched", "read", "hosted", "to_host"), 0.0,
     )  # fmt: skip
+    theirs = dict.fromkeys(("kernels", "touched", "called"), 0.0)  # of all this, the host's
+
+    def add_task(task: Any, into: dict[str, float]) -> None:
+        for kernel in kernels_of(task):
+            program = kernel.program
+            if id(program) not in seconds:
+                seconds[id(program)] = program_seconds(program)
+            into["kernels"] += seconds[id(program)]
+            into["touched"] += kernel.touched_bytes
+        if isinstance(task, (LibraryTask, MatmulSumTask)):
+            mine, gpus = library_work(task, plan.machine)
+            into["kernels"] += mine
+            into["called"] += task.traffic
+            if into is facts:
+                facts["library"] += gpus
+
     for step in plan.steps:
         chunk = chunk_of(step)
         if chunk is not None:
@@ -255,28 +292,32 @@ def _work(plan: Plan) -> tuple[HostWork, GpuWork]:
             facts["blocks"] += 1
             facts[_transfer_kind(step)] += step.nbytes
         facts["read"] += step.nbytes * (step.aside and not step.sent)
-        for task in kernels_of(step.task):
-            program = task.program
-            if id(program) not in seconds:
-                seconds[id(program)] = program_seconds(program)
-            facts["kernels"] += seconds[id(program)]
-            facts["touched"] += task.touched_bytes
-            facts["tasks"] += 1
-        if isinstance(step.task, (LibraryTask, MatmulSumTask)):
-            mine, theirs = library_work(step.task, plan.machine)
-            facts["kernels"] += mine
-            facts["library"] += theirs
-            facts["called"] += step.task.traffic
-            facts["tasks"] += 1
-    n = {k: int(v) for k, v in facts.items() if k not in ("kernels", "library")}
+        task: Any = step.task
+        facts["tasks"] += len(kernels_of(task)) or not step.fixed
+        if not host_only(task):
+            add_task(task, facts)
+            continue
+        add_task(task.moved, theirs)
+        if not kernels_of(task.moved):  # of moved calls of libraries, too, the bytes are known
+            theirs["called"] += task.touched_bytes if task.moved is None else 0
+        facts["hosted"] += HOSTED
+        facts["up_made"] += step.nbytes * task.sends
+        facts["blocks"] += task.sends
+        reads = [plan.steps[k] for k in step.inputs]
+        facts["to_host"] += sum([r.nbytes for r in reads if not host_only(r.task) and not r.aside])
+    n = {k: int(v) for k, v in facts.items() if k not in ("kernels", "library", "hosted")}
     made = sum([plan.steps[i].nbytes for i in plan.outputs])
+    every = {k: facts[k] + theirs[k] for k in theirs}
     host = HostWork(
-        facts["kernels"], n["touched"], n["tasks"], made, n["fetched"], n["read"], n["called"]
-    )
+        every["kernels"], int(every["touched"]), n["tasks"], made, n["fetched"], n["read"],
+        int(every["called"]),
+    )  # fmt: skip
+    beside = HostWork(theirs["kernels"], int(theirs["touched"]), called=int(theirs["called"]))
     launches = len({id(s.task) for s in plan.steps if not s.fixed})
     gpu = GpuWork(
-        n["touched"] + n["called"], launches, n["blocks"], n["up"], n["up_gaps"], made, n["read"],
-        facts["library"],
+        n["touched"] + n["called"], launches, n["blocks"], n["up"], n["up_gaps"],
+        made + n["to_host"], n["read"], facts["library"],
+        beside.seconds(threads) + facts["hosted"], n["up_made"],
     )  # fmt: skip
     return host, gpu
 

@@ -10,7 +10,7 @@ from ..errors import OutOfMemory
 from ..frontend.graph import Graph
 from ..fusion import horizontal
 from ..fusion.fuser import FusionPass, regroup_layers
-from ..fusion.residency import make_resident
+from ..fusion.residency import finish_residency, make_resident, move_to_host
 from ..options import Options
 from ..plan.batching import batch_alike
 from ..plan.build import make_plan, places_of
@@ -21,6 +21,7 @@ from ..runtime.gather import ResultAssembly
 from ..runtime.protocol import Hardware
 from .block_qr import use_tall_qr
 from .reorder import reorder_steps
+from .sides import SideChooser, SideLine, moved_keys, side_lines
 
 #: Bytes that a task must touch to be worth a kernel, by kind of device.
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
@@ -43,7 +44,11 @@ class Compilation:
     options: Options
     #: Whether tasks may become one: with callbacks, each of them has to run.
     merge: bool = True
+    #: Threads of the host that may compute beside GPUs.
+    threads: int = 1
     plan: Plan | None = None
+    #: What runs where, and why, for people.
+    sides: tuple[SideLine, ...] = ()
     #: The graph before horizontal fusion, which may need less memory.
     unmerged: Graph | None = None
     #: Whether the plan may not fit: products that are added up may need less memory.
@@ -72,10 +77,22 @@ def fuse(c: Compilation) -> None:
 
 
 def keep_arrays_on_gpus(c: Compilation) -> None:
-    """Have NumPy's arrays stay on GPUs, and functions that are called get them on the host."""
+    """Have NumPy's arrays stay on GPUs, and functions that are called get them on the host.
+
+    With `numpy="auto"` the host also computes what should take longer on GPUs, with the way there.
+    """
     if c.graph.resident:
         views = {} if c.fusion is None else c.fusion.views
-        make_resident(c.graph, views, loose=c.options.numpy in ("gpu", "gpu-only"))
+        all_there = c.options.numpy in ("gpu", "gpu-only")
+        facts = make_resident(c.graph, views, loose=all_there)
+        chooser = SideChooser(c.graph, facts, c.machine, c.threads, c.home)
+        if all_there or c.graph.keep:
+            c.sides = side_lines(chooser.as_asked())
+        else:
+            groups = chooser.chosen()
+            move_to_host(c.graph, moved_keys(groups), facts)
+            c.sides = side_lines(groups)
+        finish_residency(c.graph, facts)
 
 
 def multiply_matrices(c: Compilation) -> None:
@@ -169,6 +186,7 @@ def plan_dask(
     home: Callable[[Any], int | None] | None,
     kind: str,
     options: Options,
+    threads: int = 1,
 ) -> tuple[Graph, Plan]:
     """Read a Dask graph and plan it, with untraceable layers kept apart.
 
@@ -180,7 +198,7 @@ def plan_dask(
     strange: set[str] = set()
     library: set[str] = set()
     for _ in range(MOST_READINGS):
-        c = Compilation(read(apart), machine, home, kind, options)
+        c = Compilation(read(apart), machine, home, kind, options, threads=threads)
         run_pass(c, fuse)
         if c.fusion is None:
             break
@@ -219,6 +237,7 @@ def _run_passes(
     return c.graph, c.get_plan().with_facts(
         reasons={k: n.why for k, n in c.graph.nodes.items() if n.why is not None},
         passes=tuple(c.reports),
+        sides=c.sides,
     )
 
 

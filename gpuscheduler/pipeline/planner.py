@@ -142,7 +142,9 @@ class Planner:
                 )  # fmt: skip
 
             if callbacks is None and values is None:
-                graph, plan = compile.plan_dask(read_graph, lease.machine, home, kind, options)
+                graph, plan = compile.plan_dask(
+                    read_graph, lease.machine, home, kind, options, self.host_threads
+                )
             else:
                 graph = read_graph({})
                 if values is not None:  # tasks may look into it for the values of the graph

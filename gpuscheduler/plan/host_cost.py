@@ -27,6 +27,8 @@ TASK = 30e-6
 #: Bytes per second: of host arrays to GPUs, in one piece each or with gaps; of results to the host;
 #: to new memory of the host; and of files to the host.
 UP, UP_GAPS, DOWN, NEW, FILES = 41e9, 33e9, 50e9, 35e9, 3e9
+#: Bytes per second to GPUs of what the host's threads have made: CuPy copies pageable memory.
+UP_MADE = 10e9
 #: Seconds to send one block, beside its bytes: threads send several at once.
 BLOCK = 25e-6
 
@@ -127,13 +129,16 @@ class GpuWork:
     down: int = 0  # bytes of results
     read: int = 0  # bytes of files
     library: float = 0.0  # seconds of one GPU in functions of libraries
+    hosted: float = 0.0  # seconds of the host's threads beside
+    up_made: int = 0  # bytes that these make and send
 
     def seconds(self, gpus: int, bandwidth: float, step: float) -> float:
         """Predict seconds of so many GPUs: kernels and copies go on beside each other."""
         kernels = (self.touched / bandwidth + self.library) / gpus + step * self.tasks
         links = min(gpus, 2)  # beyond that the host's memory limits the copies
-        up = (self.up / UP + self.up_gaps / UP_GAPS) / links + BLOCK * self.blocks
+        sent = self.up / UP + self.up_gaps / UP_GAPS + self.up_made / UP_MADE
+        up = sent / links + BLOCK * self.blocks
         down = self.down / (DOWN * links)
-        longest = max(kernels, up, down, self.read / FILES)
+        longest = max(kernels, up, down, self.read / FILES, self.hosted)
         # the first block arrives before anything runs, the last leaves when all is over
         return longest + (up + down) / max(16, self.blocks)

@@ -24,6 +24,8 @@ Key = Any
 
 #: A plan that may take more than this part of a memory has to count working memory, too.
 SHORT = 1 / 2
+#: Lines of text that a plan has of what runs where.
+MOST_SIDES = 6
 
 
 @dataclass(slots=True)
@@ -210,6 +212,8 @@ class Plan:
     where: str = ""  # what runs it, where that is not the scheduler's devices, for people
     resident: bool = False  # whether GPUs compute NumPy's arrays
     choice_text: str = ""  # what people are told of the choice between GPUs and the host
+    #: ... and of each group of tasks: a line each.
+    sides: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     bound: bool = False  # whether some steps have to run on the devices that they are on
     once: bool = False  # whether nobody will run it again
     #: Names of layers in the tasks of its template, and here.
@@ -465,7 +469,8 @@ class Plan:
             links = sorted(self.traffic().items())
             lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in links]
         if self.choice_text:
-            lines.insert(1, f"  {self.choice_text}")
+            told = [self.choice_text, *[f"  {line}" for line in self.sides[:MOST_SIDES]]]
+            lines[1:1] = [f"  {line}" for line in told]
         together: dict[str, list[str]] = {}
         for i, reason in sorted(self.why.items()):
             together.setdefault(reason, []).append(key_split(self.steps[i].key))

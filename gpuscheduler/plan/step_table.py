@@ -124,7 +124,7 @@ def _work_of(plan: Plan, i: int) -> GroupWork:
         sum([k.operations for k in found.kernels]),
         plan.reasons.get(step.key, ""),
         step.aside and not step.sent,
-        step.kind in plan.history.hosted or host_only(step.task),
+        step.kind in plan.history.hosted and not host_only(step.task),
     )
 
 

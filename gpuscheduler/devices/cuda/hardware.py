@@ -139,6 +139,7 @@ class CudaHardware:
         fast_math: bool = False,
         host_memory: int | None = None,
         spill_compression: str | None = None,
+        threads: int | None = None,
     ):
         count = runtime.getDeviceCount()
         if LOST and not ids:
@@ -159,7 +160,8 @@ class CudaHardware:
         share = int(PART_OF_PIECES * passing) // len(set(ids))
         cpus = int(PART_OF_CPUS * (os.cpu_count() or 1))
         self.files = max(FEWEST_FILES, min(FILES, cpus // len(ids)))  # threads for each place
-        self.host_threads = max(1, cpus // len(ids))  # that compute what CuPy has refused
+        # that compute steps for each place: what CuPy has refused, and functions of NumPy's arrays
+        self.host_threads = max(1, (cpus if threads is None else threads) // len(ids))
         most = PIECES * self.files * max(map(ids.count, ids))
         # for arrays that go to each device
         self.pieces = {i: StagingPieces(self.inside, share, most) for i in dict.fromkeys(ids)}

@@ -1,0 +1,295 @@
+"""Decide which tasks of NumPy's arrays run on GPUs and which on the host, group by group.
+
+A group is the tasks of one layer that do the same. What each takes on either side is predicted
+(`host_cost`, `library_cost`), and so is each way between the sides; a minimum cut gives the
+division (`min_cut`). It is taken if it should be faster than all that GPUs can do on GPUs: else
+nothing is moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dask.utils import key_split
+
+from ..frontend.graph import Graph, Key, layer_of
+from ..frontend.task import host_only, kernels_of
+from ..frontend.task_node import TaskNode
+from ..fusion.library_task import LibraryTask, NumpyTask
+from ..fusion.residency import ValueFacts
+from ..plan.host_cost import BLOCK, DOWN, HOST, NEW, TASK, UP, UP_GAPS, UP_MADE, program_seconds
+from ..plan.library_cost import CALLED, PRODUCT, gpu_seconds, host_seconds
+from ..plan.machine import STEP_SECONDS, Machine
+from ..plan.min_cut import Division
+
+#: A graph of more groups is not divided: all that GPUs can do is for GPUs.
+MOST_GROUPS = 400
+#: A division is taken if it should take at most this part of the time without one.
+BETTER = 0.95
+#: Blocks of a layer that may be under way at once on different sides.
+MOST_DEPTH = 16.0
+#: Layers that a line names.
+MOST_NAMES = 4
+#: Seconds of a task of the host in a plan for GPUs: its value comes back to a thread of a GPU.
+HOSTED = 60e-6
+
+
+@dataclass(slots=True)
+class TaskGroup:
+    """Tasks of one layer that do the same."""
+
+    name: str
+    keys: list[Key] = field(default_factory=list)
+    #: Seconds of all on GPUs, and of all threads of the host; None where they cannot run there.
+    gpu: float | None = 0.0
+    host: float | None = 0.0
+    #: What they are, for people.
+    words: str = ""
+    #: Why they are where they are.
+    reason: str = ""
+    on_gpus: bool = True
+    #: Whether nothing runs: arrays that are there.
+    is_data: bool = False
+
+
+@dataclass(slots=True)
+class SideChooser:
+    """The groups of one graph, and what is known of them."""
+
+    graph: Graph
+    facts: ValueFacts
+    machine: Machine
+    threads: int
+    #: The device that holds a value, if any.
+    home: Callable[[Any], int | None] | None = None
+    groups: list[TaskGroup] = field(default_factory=list)
+    division: Division = field(default_factory=Division)
+    #: The name of the layer of a task.
+    _layer_of: Callable[[Key], str] = layer_of
+    _number: dict[Any, int] = field(default_factory=dict)
+    _of: dict[Key, int] = field(default_factory=dict)
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _alive: list[Any] = field(default_factory=list)
+
+    def chosen(self) -> list[TaskGroup]:
+        """Return the groups, each with its side and the reason."""
+        self._find_groups()
+        if len(self.groups) > MOST_GROUPS:  # layers of one name together
+            self.groups, self._layer_of = [], key_split
+            self._number, self._of = {}, {}
+            self._find_groups()
+        self._find_ways()
+        for group in self.groups:
+            self.division.add(group.gpu, group.host)
+        whole = [g.gpu is not None for g in self.groups]
+        found = whole if len(self.groups) > MOST_GROUPS else divide(self.division)
+        if self._total(found) > BETTER * self._total(whole):
+            found = whole
+        for n, group in enumerate(self.groups):
+            group.on_gpus = found[n]
+            if group.gpu is not None and group.host is not None:
+                group.reason = self._reason(n, found)
+        return self.groups
+
+    def as_asked(self) -> list[TaskGroup]:
+        """Return the groups where GPUs compute all that they can."""
+        self._find_groups()
+        for group in self.groups:
+            group.on_gpus = group.gpu is not None
+        return self.groups
+
+    # ---- groups
+
+    def _find_groups(self) -> None:
+        sizes = self.facts.sizes
+        for key, node in self.graph.nodes.items():
+            task: Any = node.task
+            nbytes = sizes.get(key, 0)
+            if node.is_data or node.sent or node.aside:
+                self._add_data(key, node, nbytes)
+            elif kernels := kernels_of(task):
+                at = sum([self._program_seconds(k.program) for k in kernels])
+                moved = sum([k.touched_bytes for k in kernels])
+                self._add(
+                    key, ("kernel", *[id(k.program) for k in kernels]), "kernel",
+                    moved / self.machine.bandwidth, max(at / self.threads, moved / HOST),
+                )  # fmt: skip
+            elif isinstance(task, LibraryTask):
+                call = task.call
+                busy = host_seconds(call) / self.threads + task.touched_bytes / CALLED
+                self._add(
+                    key, call, f"{call.name}, by CuPy",
+                    gpu_seconds(call, self.machine.bandwidth), busy,
+                )  # fmt: skip
+            elif isinstance(task, NumpyTask):
+                self._add_product(key, node)
+            elif host_only(task):
+                why = node.why or "it is no kernel"
+                group = self._add(key, ("called", why), "called", None, task.touched_bytes / CALLED)
+                group.reason = why
+            elif node.needs and node.needs[0] in self._of:  # a view, where its array is
+                self._of[key] = self._of[node.needs[0]]
+            else:
+                self._add(key, "view", "view", 0.0, 0.0)
+
+    def _add(
+        self, key: Key, words: Any, text: str, gpu: float | None, host: float | None
+    ) -> TaskGroup:
+        number = self._number.setdefault((self._layer_of(key), words), len(self.groups))
+        if number == len(self.groups):
+            self.groups.append(TaskGroup(key_split(key), words=text))
+        group = self.groups[number]
+        group.keys.append(key)
+        self._of[key] = number
+        gpus = len(self.machine.devices)
+        group.gpu = _sum(group.gpu, gpu, STEP_SECONDS, gpus)
+        group.host = _sum(group.host, host, HOSTED if gpu is not None else TASK, 1)
+        return group
+
+    def _add_data(self, key: Key, node: TaskNode, nbytes: int) -> None:
+        task: Any = node.task
+        value = task.value if node.is_data else getattr(task, "func", None)
+        on_gpu = self.home is not None and self.home(value) is not None and not node.sent
+        number = self._number.setdefault((self._layer_of(key), on_gpu), len(self.groups))
+        if number == len(self.groups):
+            self.groups.append(
+                TaskGroup(key_split(key), gpu=0.0 if on_gpu else None, host=None if on_gpu else 0.0,
+                          words="array", on_gpus=on_gpu, is_data=True)
+            )  # fmt: skip
+        self.groups[number].keys.append(key)
+        self._of[key] = number
+
+    def _add_product(self, key: Key, node: TaskNode) -> None:
+        dtype = np.dtype(node.product.dtype)
+        rate = PRODUCT if dtype.char in "fF" else PRODUCT / 2
+        moved = node.task.task.touched_bytes  # type: ignore[attr-defined]
+        operations = node.operations or 0
+        self._add(
+            key, ("product", node.product.left.shape, node.product.right.shape), "matrix product",
+            operations / self.machine.flops,
+            operations / rate / self.threads + moved / CALLED,
+        )  # fmt: skip
+
+    def _program_seconds(self, program: Any) -> float:
+        found = self._seconds.get(id(program))
+        if found is None:
+            self._alive.append(program)
+            found = self._seconds[id(program)] = program_seconds(program)
+        return found
+
+    # ---- ways
+
+    def _find_ways(self) -> None:
+        links = min(len(self.machine.devices), 2)
+        division, sizes, of = self.division, self.facts.sizes, self._of
+        sent: set[Key] = set()
+        for key, node in self.graph.nodes.items():
+            b = of.get(key)
+            for d in node.needs:
+                a = of.get(d)
+                if a is None or b is None or a == b:
+                    continue
+                nbytes = sizes.get(d, 0)
+                way = nbytes / DOWN / links + BLOCK
+                division.down[a, b] = division.down.get((a, b), 0.0) + way
+                if d not in sent:
+                    sent.add(d)
+                    rate = _up_rate(self.graph.nodes[d]) if self.groups[a].is_data else UP_MADE
+                    way = nbytes / rate / links + BLOCK
+                    division.up[a] = division.up.get(a, 0.0) + way
+        for key in self.graph.outputs:
+            group = self.groups[of[key]] if key in of else None
+            if group is None or self.graph.keep:
+                continue
+            if group.gpu is not None:
+                group.gpu += sizes.get(key, 0) / DOWN / links
+            if group.host is not None and not group.is_data:
+                group.host += sizes.get(key, 0) / NEW
+
+    # ---- what a division takes
+
+    def _total(self, on_gpus: Sequence[bool]) -> float:
+        """Seconds of a division whose kernels, ways and calls go on beside each other.
+
+        The more blocks there are for each thread, the more of this does.
+        """
+        division = self.division
+        sides = list(zip(on_gpus, self.groups, strict=True))
+        gpu = sum([g.gpu or 0.0 for here, g in sides if here])
+        host = sum([g.host or 0.0 for here, g in sides if not here])
+        down = sum([s for (a, b), s in division.down.items() if on_gpus[a] and not on_gpus[b]])
+        up = sum([division.up.get(a, 0.0) for a, readers in division.readers.items()
+                  if not on_gpus[a] and any(on_gpus[b] for b in readers)])  # fmt: skip
+        blocks = max([len(g.keys) for g in self.groups], default=1)
+        longest, depth = max(gpu, host, up, down), min(max(1.0, blocks / self.threads), MOST_DEPTH)
+        return longest + (gpu + host + up + down - longest) / depth
+
+    def _reason(self, n: int, on_gpus: Sequence[bool]) -> str:
+        """What a group takes where it is, and what it would add on the other side."""
+        group = self.groups[n]
+        other = [here != (n == k) for k, here in enumerate(on_gpus)]
+        here, there = (group.gpu, "host") if on_gpus[n] else (group.host, "GPUs")
+        assert here is not None
+        more = here + self.division.seconds(other) - self.division.seconds(on_gpus)
+        return f"{here:.2g} s here, {max(more, 0.0):.2g} s on {there} with the ways there and back"
+
+
+def divide(division: Division) -> list[bool]:
+    """Return whether each group is to run on GPUs."""
+    return division.best()
+
+
+def _sum(total: float | None, more: float | None, each: float, many: int) -> float | None:
+    return None if total is None or more is None else total + more / many + each
+
+
+def _up_rate(node: TaskNode) -> float:
+    task: Any = node.task
+    args: Sequence[Any] = getattr(task, "args", ())
+    array = args[0] if args else getattr(task, "value", None)
+    flags = getattr(array, "flags", None)
+    whole = flags is None or flags.c_contiguous or flags.f_contiguous
+    return UP if whole else UP_GAPS
+
+
+@dataclass(frozen=True, slots=True)
+class SideLine:
+    """What people are told of alike groups that run on one side."""
+
+    on_gpus: bool
+    count: int
+    names: tuple[str, ...]
+    words: str
+    reason: str
+
+    def __str__(self) -> str:
+        side = "GPU " if self.on_gpus else "host"
+        shown = ", ".join(self.names[:MOST_NAMES]) + ", ..." * (len(self.names) > MOST_NAMES)
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{side} {self.count:>6,} of {shown}: {self.words}{why}"
+
+
+def side_lines(groups: Iterable[TaskGroup]) -> tuple[SideLine, ...]:
+    """Say for each group where it runs and why; groups that do the same for one reason together.
+
+    >>> print(*side_lines([TaskGroup(n, [n], words="kernel") for n in ("add", "sum")]))
+    GPU       2 of add, sum: kernel
+    """
+    together: dict[Any, list[TaskGroup]] = {}
+    for group in groups:
+        if not group.is_data and group.words != "view":
+            together.setdefault((group.on_gpus, group.words, group.reason), []).append(group)
+    lines = [
+        SideLine(on, sum([len(g.keys) for g in some]),
+                 tuple(dict.fromkeys([g.name for g in some])), words, reason)
+        for (on, words, reason), some in together.items()
+    ]  # fmt: skip
+    return tuple(sorted(lines, key=lambda line: (not line.on_gpus, -line.count)))
+
+
+def moved_keys(groups: Iterable[TaskGroup]) -> list[Key]:
+    """The tasks for GPUs that the host is to compute."""
+    return [k for g in groups if not g.on_gpus and g.gpu is not None for k in g.keys]

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sysconfig
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import dask.array as da
@@ -230,6 +231,22 @@ def test_histograms_of_several_blocks_in_one_launch_and_of_turned_ones(host):
     lying = k.histogram(shape[::-1], "f4", edges, (1, 70))
     (got,) = host.run([lying], [arrays[:1]])[0]
     np.testing.assert_array_equal(got, np.histogram(arrays[0], edges)[0])
+
+
+@host_only
+def test_one_bin_of_arrays_that_lie_across_each_other(host):
+    """Nothing is kept then: such sums go in tiles, and histograms do not."""
+    shape, edges = (96, 70), k.EDGES["one bin"].astype("f4")
+    x, y = (aligned(k.on_edges(96 * 70, edges, "f4", n).reshape(shape)) for n in (1, 2))
+    plain = k.histogram(shape, "f4", edges)
+    (counts,) = plain.reductions
+    across = Expr("input", (), "f4", (1, View(0, (0, 1, 96))))
+    both = Expr("add", (*counts.arg.args, across), "f4")
+    counts = replace(counts, arg=Expr("bin", (both,), np.int64, counts.arg.data))
+    (got,) = host.run([replace(plain, reductions=(counts,))], [[x, y]])[0]
+    turned = y.ravel().reshape(70, 96).T
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        np.testing.assert_array_equal(got, np.histogram(x + turned, edges)[0])
 
 
 @host_only

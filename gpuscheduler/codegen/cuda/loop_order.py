@@ -154,7 +154,7 @@ def choose_tiles(schedule: Schedule) -> Schedule:
         or axes[-1].length < tuning.TURNED_LENGTH
     ):
         return schedule
-    if schedule.kernel.picks:
+    if schedule.kernel.picks or schedule.kernel.is_histogram:  # their blocks share the points
         return schedule
     votes: dict[int, list[int]] = {}
     for k in schedule.tree.inputs:

@@ -346,6 +346,7 @@ NEVER = [
 ]
 #: Imports against the order that functions make when they run, or that are for types only.
 DEFERRED = {
+    ("plan/plan", "diagnostics/explain"),
     ("cluster/answer", "cluster/worker_plugin"),
     ("codegen/cpu/region", "codegen/cpu/evaluate"),
     ("devices/cuda/executor", "devices/cuda/hardware"),

@@ -20,6 +20,8 @@ from .text import align_columns, count_of
 
 #: Rows of the page.
 MOST_ROWS = 25
+#: Characters of what is shown where the mouse is, and of a line below the table.
+LONGEST_TITLE, LONGEST_NOTE = 100, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,17 +435,15 @@ def explanation_html(e: Explanation) -> str:
     total = sum([r.seconds for r in e.rows]) or 1.0
     names = ["layers", "line", "runs as", "times", "reads", "makes", "time", ""]
     names += ["limit"] * any(r.limit for r in e.rows)
-    head = "".join(
-        f'<th style="text-align:left;padding:2px 10px 2px 0">{name}</th>' for name in names
-    )
+    head = "".join(f'<th style="text-align:left">{name}</th>' for name in names)
     rows = [_layer_html(r, total) for r in e.rows[:MOST_ROWS]]
     more = ""
     if len(e.rows) > MOST_ROWS:
         more = f"<p>and {len(e.rows) - MOST_ROWS} more</p>"
-    notes = "".join(f"<li>{escape(line)}</li>" for line in e._footer())
+    notes = "".join(f"<li>{escape(line[:LONGEST_NOTE])}</li>" for line in e._footer())
     return (
         f'<div style="{_STYLE}"><p><b>{escape(e._headline())}</b></p>'
-        f'<table style="{_STYLE}"><thead><tr>{head}</tr></thead>'
+        f'<table style="{_STYLE}" cellpadding="4"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>{more}"
         f'<ul style="margin-top:8px">{notes}</ul></div>'
     )
@@ -456,10 +456,11 @@ def _layer_html(r: ExplainedLayer, total: float) -> str:
         f'<div style="background:{IDLE};width:160px;height:10px"><div style="background:{colour};'
         f'width:{part * 160:.0f}px;height:10px"></div></div>'
     )
+    code, reason = (escape(text[:LONGEST_TITLE]) for text in (r.code or r.label, r.reason))
     cells = [
-        f'<b title="{escape(r.code or r.label)}">{escape(r.label)}</b>',
+        f'<b title="{code}">{escape(r.label)}</b>',
         escape(r.line),
-        f'<span style="color:{colour}" title="{escape(r.reason)}">{escape(r.how)}</span>',
+        f'<span style="color:{colour}" title="{reason}">{escape(r.how)}</span>',
         f"{r.times:,}",
         format_bytes(r.reads),
         format_bytes(r.makes),
@@ -467,4 +468,4 @@ def _layer_html(r: ExplainedLayer, total: float) -> str:
         bar,
         escape(r.limit),
     ]
-    return "<tr>" + "".join(f'<td style="padding:2px 10px 2px 0">{c}</td>' for c in cells) + "</tr>"
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

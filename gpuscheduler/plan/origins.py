@@ -27,6 +27,8 @@ from ..frontend.task import OwnTask
 Key = Any
 #: Characters of a label at most.
 LONGEST = 40
+#: Lines of a step that are shown.
+MOST_LINES = 5
 #: Layers of which Dask makes several for one operation: "mean_chunk", "sum-aggregate".
 _PART = re.compile(r"^chunk_|(?:_chunk|_combine|_agg)?(?:-partial|-aggregate)?$|-merge$|-split$")
 _TREE = re.compile(r"(?:_combine|_agg)?(?:-partial|-aggregate)$")
@@ -260,12 +262,15 @@ def _join_names(names: list[tuple[str, bool]], kept: list[int]) -> str:
 
 
 def lines(origins: tuple[Origin, ...]) -> str:
-    """The user's lines, each once, in order.
+    """The user's lines, each once, in order; of many the first ones and the last.
 
     >>> lines((Origin("a-1", "f", "", "wave.py:3"), Origin("b-1", "exp", "", "wave.py:4")))
     'wave.py:3, wave.py:4'
     """
-    return ", ".join(dict.fromkeys([o.line for o in origins if o.line]))
+    found = list(dict.fromkeys([o.line for o in origins if o.line]))
+    if len(found) > MOST_LINES:
+        found[MOST_LINES - 1 : -1] = ["…"]
+    return ", ".join(found)
 
 
 def describe_task(task: Any, key: Key, renamed: Mapping[str, str] | None = None) -> str:

@@ -455,6 +455,13 @@ class Plan:
         sure = "" if self.predicted is None else f", {self.qualifier}{self.predicted.seconds:.3g} s"
         return f"<Plan of {n:,} step{'s'[: n != 1]} on {devices} device{'s'[: devices != 1]}{sure}>"
 
+    def _repr_html_(self) -> str:
+        """A page for notebooks: what runs as what, and what it costs; some kB for any plan."""
+        from ..diagnostics.explain import explain_plan
+
+        is_gpu = not (self.machine.shared or self.where)
+        return explain_plan(self, self.predicted, is_gpu)._repr_html_()
+
     def __str__(self) -> str:
         devices = self.machine.devices
         count = [0] * len(devices)

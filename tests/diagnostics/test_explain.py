@@ -12,9 +12,12 @@ import pytest
 
 from gpuscheduler import Scheduler
 from gpuscheduler.diagnostics import advice
-from gpuscheduler.diagnostics.advice import Facts, LayerFacts, give_advice
+from gpuscheduler.diagnostics.advice import Advice, Facts, LayerFacts, give_advice
 from gpuscheduler.diagnostics.explain import (
     MOST_ROWS,
+    ExplainedLayer,
+    Explanation,
+    MemoryUse,
     explain_plan,
     explain_table,
     peak_steps,
@@ -22,6 +25,7 @@ from gpuscheduler.diagnostics.explain import (
 from gpuscheduler.plan.machine import HOST, Machine
 from gpuscheduler.plan.plan import Footprint
 from gpuscheduler.plan.step_table import step_table
+from tests.runtime.test_observe import alone, calls_of
 from tests.support.strategies import plan_of
 
 PLENTY = (10**9, 10**9)
@@ -193,6 +197,31 @@ def test_a_large_plan_is_explained_in_few_bytes():
     page = explain_plan(plan, None, is_gpu=False)
     assert len(page._repr_html_()) < 60_000
     assert page.steps == 20_000
+    assert plan._repr_html_() == page._repr_html_()
+    assert len(repr(plan)) < 100
+
+
+def test_a_page_of_long_names_is_explained_in_few_bytes():
+    """Names, lines and reasons of any length, with characters that HTML escapes."""
+    long, line = "a<b&c" * 5000, ", ".join(["wave<1>.py:1234"] * 5)
+    row = ExplainedLayer(long[:40], line, long, "as written", long, 1, 2, 3, 0.1, 0.2, "memory 9%")
+    memory = (MemoryUse(0, "device 0", 1, 2, "at"),)
+    page = Explanation(
+        1, 1, "", (row,) * 1000, memory, {}, {}, (Advice("memory", long, "memory", 1.0),) * 5,
+        why={long: [long] * 9},
+    )  # fmt: skip
+    assert len(page._repr_html_()) < 60_000
+
+
+@alone
+def test_a_step_costs_a_few_calls_to_explain():
+    """A plan of 100,000 steps is explained in half a second: counted, not timed."""
+    found = []
+    for n in (1000, 3000):
+        steps = [(chr(0x4E00 + i), "", i % 2) for i in range(n)]
+        plan = plan_of(*steps, memory=PLENTY, kinds=["a"] * n)
+        found.append(calls_of(lambda p=plan: explain_plan(p, None, is_gpu=False)._repr_html_()))
+    assert (found[1] - found[0]) / 2000 < 30
 
 
 # ---- advice: each rule speaks, and is silent

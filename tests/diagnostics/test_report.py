@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import dask.array as da
 import numpy as np
@@ -38,7 +37,7 @@ from gpuscheduler.plan.machine import HOST, Machine
 from gpuscheduler.runtime.events import Done, Issued, Launch
 from gpuscheduler.runtime.observe import CopyRow, Level, MemorySample, Recorder, Row, Turn
 from tests.diagnostics.test_explain import parsed
-from tests.runtime.test_observe import alone
+from tests.runtime.test_observe import alone, calls_of
 from tests.support.strategies import plan_of, thorough
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -192,21 +191,6 @@ def test_a_row_costs_a_few_calls():
         recording = long_recording(steps, 1)
         calls.append(calls_of(lambda r=recording: report_html(r.recorded())))
     assert (calls[1] - calls[0]) / 2000 < 90
-
-
-def calls_of(function):
-    """How many functions a call enters, of Python and of C."""
-    count = [0]
-
-    def profile(frame, event, arg):
-        count[0] += event in ("call", "c_call")
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count[0]
 
 
 def test_its_size_does_not_grow_with_the_steps():

@@ -228,6 +228,21 @@ def calls_while(function):
     return count[0]
 
 
+def calls_of(function):
+    """How many functions a call enters, of Python and of C."""
+    count = [0]
+
+    def profile(frame, event, arg):
+        count[0] += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count[0]
+
+
 @pytest.mark.parametrize("level", ["counters", "steps"])
 @alone
 def test_nothing_is_called_per_step(level):

@@ -59,6 +59,11 @@ class MemoryPeak:
     during: str  # what was ordered last: a label and its line
     rows: tuple[MemoryRow, ...]  # the largest first
 
+    @property
+    def working(self) -> int:
+        """Bytes of working memory."""
+        return sum([r.nbytes for r in self.rows if r.what != "values"])
+
 
 @dataclass(frozen=True, slots=True)
 class AllocationRow:
@@ -98,13 +103,11 @@ class MemoryProfile:
 
 
 def _peak_lines(peak: MemoryPeak) -> list[str]:
-    working = sum([r.nbytes for r in peak.rows if r.what != "values"])
     room = f" of {format_bytes(peak.limit)}" if peak.limit < 2**60 else ""
+    part = f", of which {format_bytes(peak.working)} working memory" if peak.working else ""
     out = [
-        f"peak on {peak.name}: {format_bytes(peak.nbytes + working)}{room}, of which "
-        f"{format_bytes(working)} are working memory, at {format_time(peak.seconds)} of run "
-        f"{peak.run}",
-        f"  while {peak.during} ran",
+        f"peak on {peak.name}: {format_bytes(peak.nbytes + peak.working)}{room}{part}",
+        f"  at {format_time(peak.seconds)} of run {peak.run}, while {peak.during} ran",
     ]
     rows = []
     for row in peak.rows[:MOST_ROWS]:

@@ -102,11 +102,11 @@ class Recording:
     def recorded(self) -> dict[str, Recorded]:
         """What a report shows, by the name of the process."""
         records, trace = self.runs(), self.trace()
-        page, memory = None, ""
+        page, memory = None, None
         machine = next((r.machine for r in reversed(records) if r.machine is not None), None)
         if machine is not None:
             page = explain_records(records, self._is_gpu(), trace.rows)
-            memory = str(profile_memory(records))
+            memory = profile_memory(records)
         notes = tuple([(n.ns, n.kind, n.text) for n in self.notes()])
         missed = sum([n for r in records for n in r.missed.values()])
         facts = tuple(map(run_facts, records))

@@ -30,6 +30,7 @@ from ..plan.machine import DISK, HOST, Machine, place_name
 from .colours import COPIES_IN, COPIES_OUT, OTHER, PARTS, TIMES, colour_map
 from .explain import Explanation, explanation_html
 from .headline import SHORT
+from .memory import MemoryProfile
 from .svg import Lane, Spans, draw_lanes, draw_parts, draw_steps
 from .text import count_of, html_table, write_text
 from .trace_json import Trace, write_trace
@@ -89,8 +90,8 @@ class Recorded:
     runs: tuple[RunFacts, ...]
     #: What ran, on one page; None where no steps were recorded.
     page: Explanation | None
-    #: What filled the memories, for people.
-    memory: str
+    #: What filled the memories; None where no steps were recorded.
+    memory: MemoryProfile | None
     #: Time in ns of the recorder's clock, kind and text of each.
     notes: tuple[tuple[int, str, str], ...] = ()
     #: Steps and copies without device times, as no timed event was free.
@@ -295,8 +296,8 @@ def report_html(found: Mapping[str, Recorded], source: str = "", error: str = ""
     layers = [(p, p.recorded.page) for p in busiest[:MOST_PROCESSES]]
     if html := "".join([_named(p, explanation_html(e)) for p, e in layers if e is not None]):
         body.append(_section("Layers", html))
-    texts = [(p, p.recorded.memory) for p in busiest[:MOST_PROCESSES] if p.recorded.memory]
-    if html := "".join([_named(p, f"<pre>{escape(text)}</pre>") for p, text in texts]):
+    profiles = [(p, p.recorded.memory) for p in busiest[:MOST_PROCESSES]]
+    if html := "".join([_named(p, m._repr_html_()) for p, m in profiles if m is not None]):
         body.append(_section("What filled the memory", html))
     if notes := [
         [f"{(ns + p.trace.epoch - sheet.begin) / 1e6:.1f} ms", p.prefix + kind, text]
@@ -354,6 +355,8 @@ def _memory_verdict(sheet: _Sheet) -> _Verdict | None:
     for p in sheet.processes:
         machine, page = p.machine, p.recorded.page
         foreseen = {use.place: use.peak for use in page.memory} if page is not None else {}
+        for found in p.recorded.memory.peaks if p.recorded.memory is not None else ():
+            foreseen[found.place] = max(foreseen.get(found.place, 0), found.nbytes + found.working)
         if machine is None:
             continue
         for memory in machine.memories:
@@ -361,7 +364,7 @@ def _memory_verdict(sheet: _Sheet) -> _Verdict | None:
             parts.append((peak / max(machine.limit(memory), 1), peak, memory, p))
     if not parts:
         return None
-    part, peak, memory, p = max(parts, key=lambda found: found[0])
+    part, peak, memory, p = max(parts, key=lambda one: one[0])
     spilled = sum([run.spilled for run in sheet.runs()])
     short = bool(spilled) or part > SHORT
     answer = "short" if short else "no"

@@ -318,7 +318,8 @@ class Recorder:
     persisted: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: What an observer raised is given to this function.
     complain: Callable[[Any, BaseException], None] = lambda observer, error: None
-    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of runs
+    _tokens: Iterator[int] = field(default_factory=count)  # of `raise_level`
 
     @property
     def level(self) -> Level:
@@ -329,7 +330,7 @@ class Recorder:
 
     def raise_level(self, level: Level) -> int:
         """Record at least this level until `lower_level` is called with the returned number."""
-        number = next(self._numbers)
+        number = next(self._tokens)
         self.raised[number] = level
         return number
 

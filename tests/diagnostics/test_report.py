@@ -177,7 +177,7 @@ def test_a_full_report_is_small():
     copies = [CopyRow(1, i, "layer 1", i % 8, HOST, i, i + 2, 8, "device") for i in range(0, n, 40)]
     machine = Machine.uniform(8, memory=100)
     run = RunFacts(1, "steps", "new", 0, 0, 0, n, n, "", 0)
-    found = Recorded(Trace(rows, copies, memory), machine, (run,), None, "")
+    found = Recorded(Trace(rows, copies, memory), machine, (run,), None, None)
     text = report_html({"here": found})
     assert len(text) < 300_000
     parsed(text)

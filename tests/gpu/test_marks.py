@@ -18,6 +18,7 @@ from gpuscheduler.devices.choose import cuda_devices
 from gpuscheduler.devices.cuda import marks as cuda_marks
 from gpuscheduler.devices.cuda.marks import LaneMarks, take_anchor
 from gpuscheduler.runtime.observe import Recorder
+from tests.runtime.test_observe import alone, calls_while
 
 pytestmark = pytest.mark.gpu
 
@@ -248,3 +249,29 @@ def test_a_profiler_that_is_attached_sees_each_launch():
         assert {device for _, device, _ in pushed} == {0}
         assert all(label for label, _, _ in pushed)
     assert depth == [0]
+
+
+# ---- what recording costs: calls are counted, not timed
+
+
+@alone
+def test_a_replay_calls_observers_once_a_run_and_not_for_each_launch():
+    """Only at level "device" each launch and each copy are measured: by a few calls."""
+    found = {"counters": [], "steps": [], "device": []}
+    for links in (20, 60):
+        with Scheduler("cuda:0", fuse_least=0) as s:
+            x = da.from_array(cupy.ones(64, "f4"), chunks=64).persist()
+            z = x.sum()
+            for _ in range(links):
+                z = da.sin(x + z * 1e-9).sum()
+            for level, calls in found.items():
+                with s.record(level):
+                    for _ in range(4):  # at level "steps" the first replay is measured
+                        z.compute()
+                    calls.append(calls_while(z.compute))
+                run = s.recorder.runs[-1]
+                assert (run.how, run.level.name.lower()) == ("replay", level)
+    off, steps, device = ([first, second] for first, second in found.values())
+    assert off[0] == off[1] > 0
+    assert steps[0] == steps[1] < 60
+    assert (device[1] - device[0]) / 40 < 20  # for each of the launches that one has more

@@ -29,7 +29,6 @@ from bokeh.models import (
 )
 from bokeh.models.annotations import BoxAnnotation
 from bokeh.models.widgets import Div
-from bokeh.palettes import Category20
 from bokeh.plotting import figure
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
@@ -39,6 +38,7 @@ from tornado.ioloop import IOLoop
 from tornado.web import RequestHandler
 
 from ..plan.machine import place_name
+from .colours import BAD, COLOURS, GOOD, IDLE, PARTS, SMALL
 from .headline import SHORT, Headline, headlines
 from .snapshot_file import is_alive, read_process, remove_stale, snapshot_folder
 
@@ -49,10 +49,6 @@ AFTERWARDS = 5.0
 #: Seconds without a new snapshot after which the page says so.
 STALE = 3.0
 WIDTH = 1380
-PALETTE = [*Category20[20][::2], *Category20[20][1::2]]
-IDLE, BAD, GOOD, GREY = "#eeeeee", "#c62828", "#2e7d32", "#757575"
-#: Colours of parts of a memory.
-PARTS = {"values": "#1f77b4", "persisted": "#9ecae1", "working": "#ff7f0e"}
 
 
 class Colors:
@@ -63,7 +59,7 @@ class Colors:
 
     def __getitem__(self, label: str) -> str:
         if label not in self._of:
-            self._of[label] = PALETTE[len(self._of) % len(PALETTE)]
+            self._of[label] = COLOURS[len(self._of) % len(COLOURS)]
         return self._of[label]
 
 
@@ -125,12 +121,12 @@ def card_html(device: dict[str, Any]) -> str:
         runs = "runs a step now" if device["busy"] else "idle now"
     return (
         "<div style='border:1px solid #ddd;padding:8px 10px;width:255px;font-size:12px'>"
-        f"<b>device {device['device']}</b> <span style='color:{GREY}'>{name}</span>"
+        f"<b>device {device['device']}</b> <span style='color:{SMALL}'>{name}</span>"
         f"<div>{runs}</div>{_meter(device['busy'], GOOD)}"
         f"<div style='color:{BAD if short else 'inherit'}'>memory {format_bytes(held)} of "
         f"{format_bytes(device['limit'])}</div>{_memory_meter(device)}"
-        f"<div style='color:{GREY}'>{', '.join(parts)}</div>"
-        f"<div style='color:{GREY}'>{html.escape(', '.join(facts))}</div></div>"
+        f"<div style='color:{SMALL}'>{', '.join(parts)}</div>"
+        f"<div style='color:{SMALL}'>{html.escape(', '.join(facts))}</div></div>"
     )
 
 
@@ -144,7 +140,7 @@ def runs_html(snapshot: dict[str, Any]) -> str:
         where = f" on {run['where']}" if run["where"] else ""
         out.append(
             f"<div>run {run['number']}{html.escape(where)} ({what}, {run['seconds']:.1f} s) "
-            f"{count}</div>{_meter(done, '#1f77b4', 8)}"
+            f"{count}</div>{_meter(done, GOOD, 8)}"
         )
     last = snapshot["last"]
     if not out and last is not None:
@@ -155,7 +151,7 @@ def runs_html(snapshot: dict[str, Any]) -> str:
         )
     counts = {tuple(key): n for *key, n in snapshot["totals"]}
     total = sum(int(n) for key, n in counts.items() if key[0] == "runs")
-    out.append(f"<div style='color:{GREY}'>{total:,} runs have ended</div>")
+    out.append(f"<div style='color:{SMALL}'>{total:,} runs have ended</div>")
     return "".join(out)
 
 
@@ -274,7 +270,7 @@ class SchedulerTab:
         plot.xaxis.formatter = CustomJSTickFormatter(code="return tick + ' s'")
         limits = {int(p): m["limit"] for p, m in snapshot["memories"].items() if int(p) >= 0}
         for n, (place, limit) in enumerate(limits.items()):
-            color = PALETTE[n % len(PALETTE)]
+            color = COLOURS[n % len(COLOURS)]
             source = self.memory_sources[place] = ColumnDataSource({"time": [], "bytes": []})
             name = place_name(place) if len(limits) > 1 else "all devices"
             plot.line("time", "bytes", color=color, line_width=2, source=source, legend_label=name)
@@ -301,7 +297,7 @@ class SchedulerTab:
         """Draw a snapshot."""
         when = strftime("%H:%M:%S", localtime(snapshot["time"]))
         where = f"{snapshot['program']} · process {snapshot['pid']} · {when}"
-        title = f"<div style='font-size:13px;color:{GREY}'>{html.escape(where)}</div>"
+        title = f"<div style='font-size:13px;color:{SMALL}'>{html.escape(where)}</div>"
         if banner:
             title += f"<div style='font-size:16px;color:{BAD}'><b>{html.escape(banner)}</b></div>"
         self.head.text = title + headline_html(headlines(snapshot))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import CodeType, FrameType
@@ -29,7 +28,7 @@ LIBRARIES = {
     "cytoolz", "tlz", "pandas", "numba", "sparse", "sklearn", "skimage", "dask_image", "dask_ml",
     "flox", "pytest", "_pytest", "pluggy", "xdist", "IPython", "ipykernel", "numpy_groupies",
 }  # fmt: skip
-_STANDARD = sys.stdlib_module_names - {"__main__", "this"}
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _GRAPHS = os.path.join(_PACKAGE, "graphs") + os.sep
 _CELL = re.compile(r"<ipython-input-(\d+)-|[\\/]ipykernel_\d+[\\/]")
@@ -79,12 +78,12 @@ def is_users_code(file: str, module: str) -> bool:
     """Whether a module of this name, in this file, is the user's and no library."""
     if file.startswith(_PACKAGE):
         return file.startswith(_GRAPHS)
-    if file.startswith("<frozen") or file == "<fused by gpuscheduler>":
+    if file.startswith(("<frozen", _STANDARD)) or file == "<fused by gpuscheduler>":
         return False
     if _INSTALLED.search(file):
         return False
     first = str(module).partition(".")[0]
-    if first in LIBRARIES or first in _STANDARD:
+    if first in LIBRARIES:
         return False
     return first not in config.get("distributed.diagnostics.computations.ignore-modules", ())
 

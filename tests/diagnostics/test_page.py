@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import logging
 import os
@@ -10,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
@@ -30,20 +28,14 @@ from gpuscheduler.diagnostics.metrics import Collector
 from gpuscheduler.diagnostics.serve import PORT, listen
 from gpuscheduler.diagnostics.snapshot import SchedulerFacts, SnapshotTaker
 from gpuscheduler.diagnostics.snapshot_file import find_snapshots
+from tests.support.browser import CHROMIUM, take_screenshot
 
 pytest.importorskip("bokeh")
 
 from gpuscheduler.diagnostics import page
 
 PATIENCE = 90
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ROOT = Path(__file__).parents[2]
-#: What the browser of the tests is told: no first-run pages, and nothing of the network.
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--virtual-time-budget=3000", "--window-size=1400,900", "--hide-scrollbars",
-]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -316,52 +308,11 @@ def test_metrics_without_their_package_say_so(monkeypatch):
 # ---- in a browser
 
 
-class Holder(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    """Serves a page around the page, which is loaded only when some seconds are over.
-
-    Chromium's virtual time stands still while something is loaded, so that what comes by a
-    websocket meanwhile is drawn.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, url, seconds):
-        self.url, self.seconds = url, seconds
-        super().__init__(("localhost", 0), _Answer)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class _Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        if self.path == "/slow":
-            time.sleep(self.server.seconds)
-            return
-        frame = f"<iframe src='{self.server.url}' style='border:0;width:1400px;height:900px'>"
-        self.wfile.write(
-            f"<body style='margin:0'>{frame}</iframe><img src='/slow' width=0>".encode()
-        )
-
-    def log_message(self, *args):
-        pass
-
-
 def screenshot(url, path, seconds=5.0):
     """A picture of a page, as an array, and what the browser's console said."""
-    holder = Holder(url, seconds)
-    try:
-        command = [
-            CHROMIUM, *FLAGS, "--enable-logging=stderr", f"--user-data-dir={path}.profile",
-            f"--screenshot={path}", f"http://localhost:{holder.server_address[1]}/",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    finally:
-        holder.shutdown()
-        holder.server_close()
+    lines = take_screenshot(url, path, (1400, 900), seconds)
     from PIL import Image
 
-    lines = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return np.asarray(Image.open(path).convert("RGB")).astype(int), lines
 
 
@@ -401,14 +352,14 @@ def test_a_browser_shows_layers_lanes_and_memory(served, tmp_path):
     if keep := os.environ.get("GPUSCHEDULER_SCREENSHOTS"):
         shutil.copy(tmp_path / "page.png", keep)
     assert not [line for line in console if "error" in line.lower()]
-    colors = page.PALETTE[:2]
+    colors = page.COLOURS[:2]
     lanes = picture[240:420]
     assert any(has_color(lanes, color) for color in colors)
     layers = picture[420:720, 700:]
     assert has_color(layers, colors[0], 300)
     # the line of memory: at about half of the dashed line of the limit, which is at 1 / 1.08
     box = picture[420:680, 60:690]
-    blue = np.array([0x1F, 0x77, 0xB4])
+    blue = np.array(list(bytes.fromhex(colors[0][1:])))
     rows = np.flatnonzero((np.abs(box - blue).max(axis=2) < 40).sum(axis=1) > 8)
     assert len(rows) > 1
 

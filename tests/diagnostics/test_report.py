@@ -7,8 +7,6 @@ import itertools
 import json
 import os
 import re
-import shutil
-import subprocess
 
 import dask.array as da
 import numpy as np
@@ -38,9 +36,8 @@ from gpuscheduler.runtime.events import Done, Issued, Launch
 from gpuscheduler.runtime.observe import CopyRow, Level, MemorySample, Recorder, Row, Turn
 from tests.diagnostics.test_explain import parsed
 from tests.runtime.test_observe import alone, calls_of
+from tests.support.browser import CHROMIUM, browse, take_screenshot
 from tests.support.strategies import plan_of, thorough
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def untraceable(b):
@@ -284,22 +281,11 @@ def test_colours_end_in_grey():
 # ---- in a browser
 
 
-def chromium(*arguments, profile):
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
-        "--no-first-run", "--disable-background-networking", "--disable-component-update",
-        "--disable-sync", f"--user-data-dir={profile}", *arguments,
-    ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-
-
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian package chromium)")
 def test_a_browser_shows_it(written, tmp_path):
     path, _, _ = written
-    out = chromium(
-        "--enable-logging=stderr", "--dump-dom", path.as_uri(), profile=tmp_path / "profile"
-    )
+    out = browse(path.as_uri(), tmp_path / "profile", "--dump-dom")
     assert "CONSOLE" not in out.stderr
     for words in ("device 0", "device 1", "untraceable", "Which layer takes the time?"):
         assert words in out.stdout
@@ -311,10 +297,7 @@ def test_its_lanes_have_the_colours_of_two_layers(written, tmp_path):
     image = pytest.importorskip("matplotlib.image")
     path, text, _ = written
     picture = tmp_path / "run.png"
-    chromium(
-        f"--screenshot={picture}", "--window-size=1400,900", path.as_uri(),
-        profile=tmp_path / "profile",
-    )  # fmt: skip
+    take_screenshot(path.as_uri(), picture, (1400, 900))
     pixels = (image.imread(picture)[:, :, :3] * 255).round().astype(int).reshape(-1, 3)
     seen = {tuple(p) for p in np.unique(pixels, axis=0)}
     used = re.findall(r'<i style="background:#(\w{6})"', text)[:2]

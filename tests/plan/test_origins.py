@@ -233,6 +233,16 @@ def test_the_code_is_where_a_function_is_defined(scheduler):
     assert origin.layer.startswith("normalise-")
 
 
+@pytest.mark.parametrize(("file", "module", "own"), [
+    ("/home/me/wave.py", "wave", True),  # as a module of the standard library is called
+    (inspect.getfile(json), "json", False),
+    ("/home/me/dask/array/core.py", "dask.array.core", False),  # installed for development
+    ("/venv/lib/python3.11/site-packages/flox/core.py", "mine", False),
+])  # fmt: skip
+def test_code_is_the_user_s_where_it_is_of_no_library(file, module, own):
+    assert lines.is_users_code(file, module) == own
+
+
 def test_code_that_is_executed_and_cells_have_lines():
     space = {"X": X}
     exec(compile("y = X + 1\n\nz = y * 2", "<ipython-input-7-abc>", "exec"), space)

@@ -64,6 +64,11 @@ class MemoryPeak:
         """Bytes of working memory."""
         return sum([r.nbytes for r in self.rows if r.what != "values"])
 
+    @property
+    def total(self) -> int:
+        """Bytes of values and working memory."""
+        return self.nbytes + self.working
+
 
 @dataclass(frozen=True, slots=True)
 class AllocationRow:
@@ -106,7 +111,7 @@ def _peak_lines(peak: MemoryPeak) -> list[str]:
     room = f" of {format_bytes(peak.limit)}" if peak.limit < 2**60 else ""
     part = f", of which {format_bytes(peak.working)} working memory" if peak.working else ""
     out = [
-        f"peak on {peak.name}: {format_bytes(peak.nbytes + peak.working)}{room}{part}",
+        f"peak on {peak.name}: {format_bytes(peak.total)}{room}{part}",
         f"  at {format_time(peak.seconds)} of run {peak.run}, while {peak.during} ran",
     ]
     rows = []

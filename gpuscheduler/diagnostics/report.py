@@ -212,6 +212,16 @@ class _Process:
             for mine in [self.place == place]
         }
 
+    def peak(self, memory: int) -> tuple[int, str]:
+        """The most bytes of values and working memory, and what ran then."""
+        page, profile = self.recorded.page, self.recorded.memory
+        found = [(int(self.used(memory).max(initial=0)), self.label_at(memory))]
+        if page is not None:
+            found += [(use.peak, use.at) for use in page.memory if use.place == memory]
+        if profile is not None:
+            found += [(p.total, p.during) for p in profile.peaks if p.place == memory]
+        return max(found, key=lambda one: one[0])
+
     def label_at(self, memory: int) -> str:
         """The label of what ran, and made most, when a memory was fullest."""
         if not len(self.times):
@@ -351,27 +361,18 @@ def _waiting_verdict(sheet: _Sheet) -> _Verdict:
 
 
 def _memory_verdict(sheet: _Sheet) -> _Verdict | None:
-    parts: list[tuple[float, int, int, _Process]] = []  # the part that is used, bytes, memory
-    for p in sheet.processes:
-        machine, page = p.machine, p.recorded.page
-        foreseen = {use.place: use.peak for use in page.memory} if page is not None else {}
-        for found in p.recorded.memory.peaks if p.recorded.memory is not None else ():
-            foreseen[found.place] = max(foreseen.get(found.place, 0), found.nbytes + found.working)
-        if machine is None:
-            continue
-        for memory in machine.memories:
-            peak = max(int(p.used(memory).max(initial=0)), foreseen.get(memory, 0))
-            parts.append((peak / max(machine.limit(memory), 1), peak, memory, p))
+    parts = [
+        (p.peak(memory)[0] / max(p.machine.limit(memory), 1), memory, p)
+        for p in sheet.processes if p.machine is not None for memory in p.machine.memories
+    ]  # fmt: skip
     if not parts:
         return None
-    part, peak, memory, p = max(parts, key=lambda one: one[0])
+    part, memory, p = max(parts, key=lambda one: one[0])
+    peak, at = p.peak(memory)
     spilled = sum([run.spilled for run in sheet.runs()])
     short = bool(spilled) or part > SHORT
     answer = "short" if short else "no"
     answer += f": {format_bytes(spilled)} spilled" if spilled else f", {part:.0%} used"
-    at = p.label_at(memory)
-    if not at and p.recorded.page is not None:
-        at = next((u.at for u in p.recorded.page.memory if u.place == memory), "")
     assert p.machine is not None
     where = p.prefix + p.machine.memory_name(memory)
     detail = f"{format_bytes(peak)} of {format_bytes(p.machine.limit(memory))} on {where}"
@@ -480,8 +481,11 @@ def _memory_html(p: _Process, sheet: _Sheet) -> str:
             limit=limit if near else None, peak=f"peak, {label}" if label else "peak",
         )  # fmt: skip
         name = f"values on {p.prefix}{p.machine.memory_name(memory)}"
-        part = f"{peak / max(limit, 1):.0%} of the limit of {format_bytes(limit)}"
-        out.append(f"<p>{escape(name)}: peak {format_bytes(peak)}, {part}</p>{picture}")
+        words = f"peak {format_bytes(peak)}"
+        if (most := p.peak(memory)[0]) > peak:
+            words += f", with working memory {format_bytes(most)}"
+        words += f", {most / max(limit, 1):.0%} of the limit of {format_bytes(limit)}"
+        out.append(f"<p>{escape(name)}: {words}</p>{picture}")
     spill = {place_name(place): p.used(place) for place in (HOST, DISK)}
     spill = {name: used for name, used in spill.items() if used.any()}
     if spill:

@@ -1,26 +1,31 @@
-"""What recording costs: `python -m graphs.bench observe [--steps N] [--repeat N]`.
+"""What recording costs, and whether device times are true: `python -m graphs.bench observe`.
 
-Each level in turn, the best of several runs, as a ratio to a run that records nothing. On CPUs it
-is the processor's time, on GPUs the host's:
+- The loop with simulated devices, where every step is done at once, and a scheduler of CPU devices
+  with small steps of NumPy: seconds of the processor, by level.
+- On a GPU a computation that is replayed from its launch tape: seconds of the host until all is
+  queued, and how many functions of the observers are called.
+- On a GPU the span of a run by its rows, beside CUDA events around the run. A spinning kernel keeps
+  the GPU busy while the run is queued, so that the events see the device's time and not the host's.
+- On a GPU what a function allocates by its lines, and what NVML and NVTX say.
 
-- the loop with simulated devices, where every step is done at once;
-- a scheduler of CPU devices, with small steps of NumPy;
-- on GPUs, a computation that is replayed from its launch tape.
-
-Each result is compared before it is timed, and the recorded steps are counted.
+Each level in turn, as a ratio to a run that records nothing: of the least times, and the median
+over the turns. Each result is compared before it is timed, and the recorded steps are counted.
+Takes less than a minute. Ends with 1 where device times are apart by 5 µs a step or more.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import median
 from time import perf_counter, perf_counter_ns, process_time
 from typing import Any
 
 import dask.array as da
-from dask import config
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -34,24 +39,31 @@ from gpuscheduler.runtime.observe import Level, Recorder
 from gpuscheduler.runtime.simulated import InOrderDevices
 
 LEVELS = ("counters", "steps", "device")
+#: Elements of the arrays whose steps are timed with events.
+SIZES = (2**14, 2**20, 2**24, 2**26)
+#: Sums of such a run that follow each other.
+LINKS = 6
+#: Clock ticks of the spinning kernel: some 10 ms.
+TICKS = 20_000_000
+#: µs a step by which device times may be apart from events.
+APART = 5.0
+SPIN = """extern "C" __global__ void spin(long long ticks) {
+    long long begin = clock64();
+    while (clock64() - begin < ticks) {}
+}"""
 
 
-def best_in_turns(
-    repeat: int, tries: Mapping[str, Callable[[], float]], warm: bool = True
-) -> dict[str, float]:
-    """The least seconds of each, run in turns so that all see the same machine."""
-    if warm:
-        for one in tries.values():
-            one()
-    best = dict.fromkeys(tries, float("inf"))
+def time_in_turns(repeat: int, tries: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Seconds of each, run in turns so that all see the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in tries}
     for _ in range(repeat):
         for name, one in tries.items():
             gc.collect()  # what the one before has left
-            best[name] = min(best[name], one())
-    return best
+            times[name].append(one())
+    return times
 
 
-def loop_times(steps: int, repeat: int) -> dict[str, float]:
+def time_loop(steps: int, repeat: int) -> dict[str, list[float]]:
     """Seconds of the loop by level, and without any record."""
     tasks = {("x", i): (int,) for i in range(steps)}
     plan = make_plan(from_dask(tasks, list(tasks)), Machine.uniform(4))
@@ -76,93 +88,207 @@ def loop_times(steps: int, repeat: int) -> dict[str, float]:
             record.recorder.end(record)
         return seconds
 
-    return best_in_turns(
-        repeat, {"nothing": partial(timed, None)} | {n: partial(timed, n) for n in LEVELS[:2]}
-    )
+    tries = {"nothing": partial(timed, None)} | {n: partial(timed, n) for n in LEVELS[:2]}
+    time_in_turns(1, tries)
+    return time_in_turns(repeat, tries)
 
 
-def scheduler_times(
+def time_scheduler(
     devices: str,
-    build: Callable[[], Any],
+    build: Callable[[], tuple[Any, float]],
     repeat: int,
-    synchronize: Callable[[], None],
-    clock: Callable[[], float],
-) -> dict[str, float]:
-    """Seconds of one computation that was planned before, by level."""
-    schedulers = {level: Scheduler(devices, observe=level) for level in LEVELS}
-    x = build()
-    try:
-        values = {}
-        for level, scheduler in schedulers.items():
-            for _ in range(4):  # the first run plans, and a tape may come after it
-                values[level] = float(x.compute(scheduler=scheduler))
-            records = list(scheduler.recorder.runs)
-            rows = sum([row.run == records[-1].number for row in scheduler.recorder.rows()])
-            assert rows == (0 if level == "counters" else records[-1].steps), (level, rows)
-            assert records[-1].how == list(schedulers["counters"].recorder.runs)[-1].how
-        assert len(set(values.values())) == 1, values
+    synchronize: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = process_time,
+) -> tuple[dict[str, list[float]], dict[str, int], str]:
+    """Seconds of a computation that was planned before, and calls of observers, by level.
 
-        def timed(scheduler: Scheduler) -> float:
-            synchronize()
-            begin = clock()
-            x.compute(scheduler=scheduler)
-            seconds = clock() - begin
-            synchronize()
+    Also says how it ran.
+    """
+    with Scheduler(devices) as scheduler:
+        x, want = build()
+        calls = {}
+        for level in LEVELS:
+            with scheduler.record(level) as recording:
+                for _ in range(4):  # the first run plans, and a tape may come after it
+                    got = float(x.persist().compute())
+                    assert abs(got - want) <= 1e-3 * max(1.0, abs(want)), (got, want)
+                last = max(recording.runs()[-2:], key=lambda r: r.steps)  # the other one fetches
+                rows = sum([row.run == last.number for row in recording.rows()])
+                assert rows == (0 if level == "counters" else last.steps), (level, rows)
+                calls[level] = count_calls(x.persist)
+
+        def timed(level: str) -> float:
+            with scheduler.record(level):
+                synchronize()
+                begin = clock()
+                kept = x.persist()
+                seconds = clock() - begin
+                synchronize()
+            del kept
             return seconds
 
-        return best_in_turns(
-            repeat, {n: partial(timed, s) for n, s in schedulers.items()}, warm=False
+        times = time_in_turns(repeat, {level: partial(timed, level) for level in LEVELS})
+        return times, calls, f"{last.how}, {last.steps:,} steps"
+
+
+def count_calls(function: Callable[[], Any]) -> int:
+    """How many functions of the observers a call enters in this thread: exact, no clock."""
+    count = 0
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal count
+        file = frame.f_code.co_filename
+        count += event == "call" and any(
+            name in file for name in ("observe.py", "marks.py", "diagnostics")
         )
+
+    sys.setprofile(profile)
+    try:
+        function()
     finally:
-        for scheduler in schedulers.values():
-            scheduler.close()
+        sys.setprofile(None)
+    return count
 
 
-def print_table(title: str, times: dict[str, float], steps: int) -> None:
-    """Print seconds, time per step, and the ratio to the first row."""
-    table = Table("recorded", "time", "per step", "ratio", title=title)
+def print_times(
+    title: str, times: dict[str, list[float]], steps: int, calls: Mapping[str, int] | None = None
+) -> None:
+    """Print seconds, time per step, ratios to the first row, and calls of observers."""
+    more = ["calls"] if calls is not None else []
+    table = Table("recorded", "least time", "per step", "ratio", "median ratio", *more, title=title)
     first = next(iter(times.values()))
     for name, seconds in times.items():
-        per_step = f"{seconds / steps * 1e6:.2f} µs"
-        table.add_row(name, f"{seconds * 1e3:.2f} ms", per_step, f"{seconds / first:.3f}")
+        least = min(seconds)
+        ratios = [a / b for a, b in zip(seconds, first, strict=True)]
+        cells = [name, f"{least * 1e3:.3f} ms", f"{least / steps * 1e6:.2f} µs"]
+        cells += [f"{least / min(first):.3f}", f"{median(ratios):.3f}"]
+        table.add_row(*cells, *([f"{calls[name]:,}"] if calls is not None else []))
     Console().print(table)
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m graphs.bench observe", description=__doc__)
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--repeat", type=int, default=9)
-    parser.add_argument("--launches", type=int, default=512, help="of the replay on GPUs")
-    said = parser.parse_args()
-    print_table(
-        f"{said.steps:,} instant steps on 4 simulated devices",
-        loop_times(said.steps, said.repeat), said.steps,
-    )  # fmt: skip
+# ---- on a GPU
 
-    def small() -> Any:
-        x = da.ones((2000, 100), chunks=(1, 100))
-        return (x + 1).sum(split_every=8)
 
-    times = scheduler_times("cpu:2", small, said.repeat, lambda: None, process_time)
-    print_table("2,000 blocks of 100 numbers on 2 CPU devices", times, 2000)
-    if not cuda_devices():
-        return
+def time_replay(launches: int, repeat: int) -> None:
+    """Print what a replay costs the host at each level."""
     import cupy
 
-    side = max(1, int(said.launch_count**0.5))
-
-    def replayed() -> Any:
-        with config.set({"array.backend": "cupy"}):
-            x = da.ones((side * 64, side * 64), chunks=64)
-        return (x * 2 + 1).sum(split_every=4)
+    def build() -> tuple[Any, float]:
+        x = da.from_array(cupy.ones(1024, "f4"), chunks=1024).persist()
+        z = x.sum()
+        for _ in range(launches // 2):
+            z = da.sin(x + z * 1e-9).sum()
+        return z, 1024 * float(np.sin(1.0))
 
     def synchronize() -> None:
         cupy.cuda.Device().synchronize()
 
-    times = scheduler_times("cuda:0", replayed, said.repeat, synchronize, perf_counter)
-    print_table(f"a replay, {side * side} blocks on one GPU", times, side * side)
+    times, calls, how = time_scheduler("cuda:0", build, repeat, synchronize, perf_counter)
+    steps = int(how.split(", ")[1].split()[0].replace(",", ""))
+    print_times(f"host time on one GPU: {how}", times, steps, calls)
 
 
-if __name__ == "__main__":
-    main()
+def compare_with_events() -> bool:
+    """Print spans of runs by rows and by events; whether they are apart by less than `APART`."""
+    import cupy
+
+    spin, good = cupy.RawKernel(SPIN, "spin"), True
+    names = "elements", "steps", "rows' sum", "rows' span", "events", "apart a step", "host clock"
+    table = Table(*names, title="device times beside CUDA events, µs")
+    for elements in SIZES:
+        with Scheduler("cuda:0", observe="device") as s:
+            a = cupy.linspace(0, 1, elements, dtype="f4")
+            x = da.from_array(a, chunks=elements // 8).persist()
+            z, want = x.sum(), float(a.sum(dtype="f8"))
+            for _ in range(LINKS):  # each reads all of x, and the one before it
+                z = da.sin(x + z * 1e-9).sum()
+                want = float(cupy.sin(a.astype("f8") + want * 1e-9).sum())
+            for _ in range(4):
+                got = float(z.compute())
+            assert abs(got - want) <= 1e-3 * max(1.0, abs(want)), (got, want)
+            found = []
+            for _ in range(5):
+                stream = cupy.cuda.get_current_stream()
+                begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+                spin((1,), (1,), (np.int64(TICKS),))
+                begin.record(stream)
+                value = z.compute()
+                end.record(stream)
+                end.synchronize()
+                float(value)
+                outer = cupy.cuda.get_elapsed_time(begin, end) * 1e3
+                rows = [
+                    r for r in s.recorder.rows()
+                    if r.run == s.recorder.runs[-1].number and r.clock == "device"
+                ]  # fmt: skip
+                span = (max(r.end for r in rows) - min(r.begin for r in rows)) / 1e3
+                busy = sum(r.end - r.begin for r in rows) / 1e3
+                found.append(((outer - span) / len(rows), outer, span, busy, len(rows)))
+            apart, outer, span, busy, n = min(found)
+            hardware: Any = s.hardware
+            teams = [team for teams in hardware._teams.values() for team in teams.idle]
+            errors = [lane.marks.anchor.error for t in teams for lane in t.lanes if lane.marks]
+            cells = f"{busy:.1f}", f"{span:.1f}", f"{outer:.1f}", f"{apart:.2f}"
+            table.add_row(f"{elements:,}", str(n), *cells, f"± {min(errors) / 1e3:.1f}")
+            good &= apart < APART and busy <= span + 1
+    Console().print(table)
+    return good
+
+
+def print_allocations() -> None:
+    """Print what a function allocates on the GPU, by its lines, once the sums are checked."""
+    import cupy
+
+    def centre(b: Any) -> Any:
+        apart = b - b.mean()
+        return (apart**2) + apart
+
+    side = 2**10
+    with Scheduler("cuda:0", fuse=False) as s, s.record("memory") as recording:
+        x = da.from_array(cupy.ones((4 * side, side)), chunks=side).map_blocks(centre)
+        kept = x.persist()
+        profile = recording.memory("line")
+    apart = next(r for r in profile.allocations if r.source.startswith("apart ="))
+    assert apart.total >= 4 * side * side * 8, apart
+    print(profile)
+    del kept
+
+
+def print_sensors() -> None:
+    """Print what NVML tells of each GPU, and whether a profiler takes NVTX ranges."""
+    from gpuscheduler.devices.cuda.ranges import find_ranges
+
+    with Scheduler("cuda") as s:
+        hardware: Any = s.hardware
+        for device, (read, facts) in enumerate(
+            zip(hardware.nvml.sensors(), hardware.nvml.facts(), strict=True)
+        ):
+            print(f"NVML {device}: {read}\n        {facts}")
+    print(f"NVTX: {find_ranges() or 'no tool is attached'}")
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m graphs.bench observe", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--launches", type=int, default=400, help="of the replay on GPUs")
+    said = parser.parse_args()
+    title = f"{said.steps:,} instant steps on 4 simulated devices"
+    print_times(title, time_loop(said.steps, min(said.repeat, 9)), said.steps)
+
+    def small() -> tuple[Any, float]:
+        x = da.ones((2000, 100), chunks=(1, 100))
+        return (x + 1).sum(split_every=8), 400_000.0
+
+    times, calls, how = time_scheduler("cpu:2", small, min(said.repeat, 9))
+    print_times(f"2,000 blocks of 100 numbers on 2 CPU devices: {how}", times, 2000, calls)
+    if not cuda_devices():
+        return 0
+    time_replay(said.launches, said.repeat)
+    print_allocations()
+    print_sensors()
+    return 0 if compare_with_events() else 1

@@ -147,6 +147,7 @@ class Scheduler(ObservedScheduler):
         limit = _limit(o.plan_memory, available_memory(), "plan_memory", least=0)
         self._plans = PlanCache(limit, available_memory)
         hardware.when_short(self._plans.shed)
+        hardware.when_compiled(self.recorder.note)
         memory = WorkingMemory(hardware.kind)
         self._planner = Planner(hardware, o, self._plans, memory, max(1, self.host_threads))
         if self._gpus is None:

@@ -172,6 +172,9 @@ class CpuHardware:
     def when_short(self, shed: Callable[[], object]) -> None:
         self.slack.shed = shed
 
+    def when_compiled(self, note: Callable[..., None]) -> None:
+        """Nothing: kernels for CPUs are compiled once for all schedulers of the process."""
+
     def close(self) -> None:
         with self._lock:
             every, self._teams = list(self._teams.values()), {}

@@ -8,14 +8,35 @@ run, where its plan came from, how long it waited for memory. Nothing is logged 
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
+from weakref import WeakSet
 
 from ..plan.machine import DISK, HOST
-from ..runtime.observe import RunRecord
+from ..runtime.observe import Recorder, RunRecord
 
 #: The parts of the package that log, each as a child of `gpuscheduler`.
 PARTS = ("plan", "run", "memory", "kernels", "cluster", "dashboard")
 
-logging.getLogger("gpuscheduler").addHandler(logging.NullHandler())
+
+class NoteHandler(logging.Handler):
+    """Writes warnings and errors of the package into recordings, too."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._recorders: WeakSet[Recorder] = WeakSet()
+
+    def add(self, recorder: Recorder) -> None:
+        """Note down what is logged, as long as there is this recorder."""
+        with self.lock or nullcontext():
+            self._recorders.add(recorder)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for recorder in self._recorders:
+            recorder.note(record.levelname.lower(), text=record.getMessage())
+
+
+note_handler = NoteHandler()
+logging.getLogger("gpuscheduler").addHandler(note_handler)
 
 
 def logger(part: str) -> logging.Logger:

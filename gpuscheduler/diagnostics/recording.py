@@ -11,7 +11,7 @@ from ..gc_control import without_garbage_collection
 from ..options import Options
 from ..runtime.observe import CopyRow, Level, MemorySample, Note, Recorder, Row, RunRecord
 from .explain import Explanation, explain_records
-from .log import logger
+from .log import logger, note_handler
 from .memory import MemoryProfile, profile_memory
 from .report import Recorded, Report, RunFacts
 from .trace_json import Trace, take_trace, write_trace
@@ -134,7 +134,9 @@ def make_recorder(options: Options) -> Recorder:
     if options.timeline:
         level = max(level, Level.DEVICE)
     epoch = time_ns() - perf_counter_ns()
-    return Recorder(perf_counter_ns, epoch, level, complain=_complain)
+    recorder = Recorder(perf_counter_ns, epoch, level, complain=_complain)
+    note_handler.add(recorder)
+    return recorder
 
 
 def _complain(observer: Any, error: BaseException) -> None:

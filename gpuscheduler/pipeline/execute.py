@@ -96,7 +96,7 @@ class PlanExecutor:
             run.callbacks.start_counts(record, run.plan, run.graph)
         with self.admission.turn(need) as turn:  # a run that waits borrows no chunks
             if record is not None:
-                record.admitted = record.recorder.clock()
+                record.note_admission()
             try:
                 if not run.has_listener:
                     values = self._run_alone(run, turn)

@@ -22,7 +22,7 @@ from enum import IntEnum
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..plan.machine import HOST, Machine
+from ..plan.machine import HOST, Machine, place_name
 from ..plan.plan import Footprint, Plan
 from ..plan.step_table import StepTable, step_table
 from .allocations import StepAllocations
@@ -39,6 +39,8 @@ MOST_EVENTS = 2**18
 MOST_RUNS = 1024
 #: Notes that a recorder keeps.
 MOST_NOTES = 4096
+#: Seconds that a run may wait for memory before that is noted.
+LONG_WAIT = 1e-3
 #: Turns after which the loop calls `RunRecord.trim`.
 TRIM_EVERY = 256
 
@@ -147,12 +149,14 @@ class Note(NamedTuple):
     """Something rare: a compilation, a wait for memory, a fallback."""
 
     ns: int
-    kind: str  # "plan", "compile", "admit", "spill_write", "fallback", "refused", "lost", …
+    kind: str  # "compile", "admit", "spill", "failed"; "warning" and "error" of the log
     fields: dict[str, Any]
 
     @property
     def text(self) -> str:
         """Its fields for people."""
+        if "text" in self.fields:
+            return str(self.fields["text"])
         return ", ".join([f"{name} {value}" for name, value in self.fields.items()])
 
 
@@ -246,6 +250,13 @@ class RunRecord:
         self.dropped = self._counted = self._events = 0
         if self.level >= Level.STEPS:
             self.table, self.machine = step_table(plan), plan.machine
+
+    def note_admission(self) -> None:
+        """Note when it is let in, and whether it had to wait for memory."""
+        self.admitted = self.recorder.clock()
+        waited = (self.admitted - self.planned_ns) / 1e9 if self.planned_ns else 0.0
+        if waited > LONG_WAIT:
+            self.recorder.note("admit", run=self.number, waited=f"{waited:.3g} s for memory")
 
     def loop_begins(self, state: State) -> deque[Turn] | None:
         """Note a run's state; returns where the loop appends its turns, None below STEPS."""
@@ -355,6 +366,7 @@ class Recorder:
         if error is not None:
             lines = str(error).splitlines()
             record.error = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+            self.note("failed", run=record.number, text=f"run {record.number}: {record.error}")
         self._count(record)
         if record.level >= Level.STEPS:
             record.trim()
@@ -383,6 +395,7 @@ class Recorder:
             for place, nbytes in took.spilled.items():
                 if nbytes:
                     totals["spilled", place] += nbytes
+                    self.note("spill", run=record.number, bytes=nbytes, to=place_name(place))
 
     def note(self, kind: str, **fields: Any) -> None:
         """Note something rare; never called per step."""

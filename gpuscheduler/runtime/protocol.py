@@ -169,6 +169,9 @@ class Hardware(ChunkKeeper, Protocol):
     def when_short(self, shed: Callable[[], object]) -> None:
         """Register a function that frees caches; it is called when the host's memory is short."""
 
+    def when_compiled(self, note: Callable[..., None]) -> None:
+        """Register a function that hears of each kernel that is compiled for these devices."""
+
     def close(self) -> None:
         """Join every thread and free all memory."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import dask.array as da
 import pytest
@@ -81,6 +83,53 @@ def test_a_lost_device_is_an_error_of_the_log(caplog, monkeypatch):
             da.ones(4, chunks=2).map_blocks(lambda b: 1 // 0, dtype=float).compute()
     (line,) = records(caplog, logging.ERROR)
     assert line.getMessage() == "it answers no longer"
+
+
+# ---- what goes into recordings, too
+
+
+def test_warnings_failures_and_spilling_are_notes_of_a_recording(tmp_path):
+    """Two blocks of four have room: the others spill."""
+    with (
+        Scheduler("cpu:2", memory_limit="600 kB", spill_directory=tmp_path, fuse=False) as s,
+        s.record("steps") as recording,
+    ):
+        x = da.ones((500, 100), chunks=(100, 100))
+        (x + x[::-1]).sum().compute()
+        with pytest.raises(ZeroDivisionError):
+            da.ones(4, chunks=2).map_blocks(lambda b: 1 // 0, dtype=float).compute()
+        logger("kernels").warning("%s has no kernel", "exp")
+        logger("kernels").debug("not of interest")
+    notes = {n.kind: n.text for n in recording.notes()}
+    assert notes["warning"] == "exp has no kernel"
+    assert notes["failed"].startswith("run ")
+    assert "ZeroDivisionError" in notes["failed"]
+    spilled = sum(recording.runs()[0].footprint.spilled.values())
+    assert ("spill" in notes) == bool(spilled)
+
+
+def test_a_note_tells_of_spilling_and_of_waiting_for_memory():
+    recorder = Recorder(iter(range(0, 10**12, 10**9)).__next__)
+    record = recorder.begin()
+    record.planned_ns = 10**8
+    record.note_admission()
+    record.footprint = Footprint(1.0, {0: 5000}, {}, {HOST: 700, DISK: 0})
+    recorder.end(record)
+    assert [(n.kind, n.text) for n in recorder.notes] == [
+        ("admit", "run 1, waited 0.9 s for memory"),
+        ("spill", "run 1, bytes 700, to host"),
+    ]
+
+
+def test_what_is_logged_of_others_keeps_no_recorder_alive():
+    recorder = Recorder(lambda: 5)
+    log.note_handler.add(recorder)
+    logger("run").warning("here")
+    assert [n.text for n in recorder.notes] == ["here"]
+    gone = weakref.ref(recorder)
+    del recorder
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_part_that_does_not_log_is_an_error():

@@ -275,3 +275,16 @@ def test_a_replay_calls_observers_once_a_run_and_not_for_each_launch():
     assert off[0] == off[1] > 0
     assert steps[0] == steps[1] < 60
     assert (device[1] - device[0]) / 40 < 20  # for each of the launches that one has more
+
+
+# ---- notes
+
+
+def test_each_compilation_is_a_note():
+    with Scheduler("cuda:0", fuse_least=0) as s, s.record("steps") as recording:
+        x = da.from_array(cupy.ones(64, "f4"), chunks=64)
+        (da.sin(x) * 0.4711 + da.cos(x)).sum().compute()
+        compiled = s.hardware.kernels.compiled
+    notes = [n for n in recording.notes() if n.kind == "compile"]
+    assert len(notes) == compiled
+    assert all(n.fields["seconds"] >= 0 and n.fields["kernel"] for n in notes)

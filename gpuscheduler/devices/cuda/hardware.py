@@ -558,6 +558,9 @@ class CudaHardware:
     def when_short(self, shed: Callable[[], object]) -> None:
         self.pinned.shed = shed
 
+    def when_compiled(self, note: Callable[..., None]) -> None:
+        self.kernels.note = note
+
     def close(self) -> None:
         with self._lock:
             every, self._teams = list(self._teams.values()), {}

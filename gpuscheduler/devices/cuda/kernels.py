@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import cupy
@@ -79,6 +80,8 @@ class Kernels:
     def __init__(self, fast_math: bool = False) -> None:
         self.fast_math = bool(fast_math)
         self.compiled = 0  # sources that were compiled, not found
+        #: Is told of each compilation.
+        self.note: Callable[..., None] = lambda kind, **fields: None
         self._counting = new_lock()
         self._cubins: dict[tuple[str, str, bool], bytes] = {}
         self._loaded: dict[tuple[str, int, bool], Any] = {}
@@ -505,7 +508,9 @@ class Kernels:
         arch = _arch(device)
         found = self._find_code(made, arch, single)
         if found is None:
+            begin = perf_counter()
             found = compile_kernel(made.source, arch, made.calls, self.fast_math, single)
+            self.note("compile", kernel=made.name, seconds=round(perf_counter() - begin, 3))
             with self._counting:
                 self.compiled += 1
             disk_cache.keep(

@@ -43,7 +43,7 @@ def scheduler():
 
 @pytest.fixture(scope="module")
 def array():
-    x = da.random.default_rng(0).random((400, 400), chunks=100)
+    x = da.from_array(np.ones((400, 400)), chunks=100)
     return (da.exp(x.map_blocks(untraceable)) + 1).sum()
 
 
@@ -52,7 +52,7 @@ def array():
 
 def test_it_names_layers_lines_kernels_and_reasons(scheduler, array):
     page = scheduler.explain(array)
-    rows = {r.label: r for r in page.rows}
+    rows = {r.label.removeprefix("array · "): r for r in page.rows}
     assert page.steps == sum(r.times for r in page.rows)
     assert rows["exp · add · sum"].how == "kernel"
     assert rows["untraceable"].how == "as written"
@@ -63,7 +63,7 @@ def test_it_names_layers_lines_kernels_and_reasons(scheduler, array):
     assert rows["untraceable"].makes == 400 * 400 * 8
     assert page.measured is None
     text = str(page)
-    for word in ("Predicted", "not fused: untraceable:", "links:", "spilled:   nothing"):
+    for word in ("Predicted", "not fused: ", "untraceable: ", "links:", "spilled:   nothing"):
         assert word in text
     assert all(len(line) < 240 for line in text.splitlines())
 

@@ -6,6 +6,7 @@ whole test suites run in minutes where there is neither a GPU nor a C++ compiler
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import cupy
@@ -51,13 +52,17 @@ def pick(self: Any, task: Any, values: dict[Any, Any], *_: Any) -> Any:
     return _evaluated(task, values)
 
 
-def install() -> None:
-    """Evaluate the kernels of this process from now on."""
+def _put(owner: Any, name: str, value: Any) -> None:
+    assert hasattr(owner, name), f"{owner} has no {name}"
+    setattr(owner, name, value)
+
+
+def install(put: Callable[[Any, str, Any], None] = _put) -> None:
+    """Evaluate the kernels of this process from now on; `put` may be a monkeypatch's `setattr`."""
     made: Any = kernels.Kernels
-    made.run, made.run_batch, made.pick = run, run_batch, pick
-    made.compile_ahead = lambda *_: None
-    made.copy = lambda *_: False  # of many blocks at once: they are copied one by one
-    work: Any = NumpyArrays
-    work._warn_of_calls = lambda *_: None  # some tests expect no warning
-    hardware: Any = CudaHardware
-    hardware.can_replay = lambda *_: False  # a tape launches kernels by their addresses
+    for function in (run, run_batch, pick):
+        put(made, function.__name__, function)
+    put(made, "compile_ahead", lambda *_: None)
+    put(made, "copy", lambda *_: False)  # of many blocks at once: they are copied one by one
+    put(NumpyArrays, "_warn_of_calls", lambda *_: None)  # some tests expect no warning
+    put(CudaHardware, "can_replay", lambda *_: False)  # a tape launches kernels by their addresses

@@ -294,7 +294,8 @@ WITHIN = {
         "cuda/recorder",
         "cuda/links",
         "cuda/library_calls",
-        "cuda/gpu_run",
+        "cuda/run_context",
+        "cuda/task_launch",
         "cuda/caller_order",
         "cuda/given_values",
         "cuda/host_steps",
@@ -303,6 +304,8 @@ WITHIN = {
         "cuda/allocations",
         "cuda/file_steps",
         "cuda/marks",
+        "cuda/lane_orders",
+        "cuda/run_values",
         "cuda/tape_run",
         "cuda/executor",
         "cuda/hardware",
@@ -350,7 +353,7 @@ DEFERRED = {
     ("cluster/answer", "cluster/worker_plugin"),
     ("codegen/cpu/region", "codegen/cpu/evaluate"),
     ("devices/cuda/executor", "devices/cuda/hardware"),
-    ("devices/cuda/gpu_run", "devices/cuda/hardware"),
+    ("devices/cuda/run_context", "devices/cuda/hardware"),
     ("tracing/context", "tracing/array"),
 }
 #: Where libraries may be imported: when a module is imported itself, and at all.

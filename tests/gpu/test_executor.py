@@ -29,6 +29,7 @@ from gpuscheduler.devices.cuda import (
     executor,
     hardware,
     kernels,
+    lane_orders,
 )
 from gpuscheduler.devices.cuda import lane as cuda_lane
 from gpuscheduler.errors import (
@@ -959,20 +960,20 @@ def test_chunks_outlive_a_run_that_has_not_ended_beside_another(scheduler, monke
         return block
 
     kept = []
-    drop_all = executor.CudaDevices._drop_all
+    drop_all = lane_orders.LaneOrders._drop_all
 
-    def watched(devices, place):
-        held, lane = devices.held[place], devices.lanes[place]
-        chunks = {id(h.value) for i, h in held.items() if devices.plan.steps[i].fixed}
+    def watched(orders, place):
+        held, lane = orders.run.held[place], orders.run.lanes[place]
+        chunks = {id(h.value) for i, h in held.items() if orders.run.plan.steps[i].fixed}
         before = len(lane.later)
-        drop_all(devices, place)
-        if devices.ahead and chunks:
+        drop_all(orders, place)
+        if orders.ahead and chunks:
             kept.append(chunks <= {id(value) for _, value in list(lane.later)[before:]})
 
     p = da.ones((64, 64), chunks=16).map_blocks(cupy.asarray).persist()
     total = (p * 2).sum()
     total.compute()
-    monkeypatch.setattr(executor.CudaDevices, "_drop_all", watched)
+    monkeypatch.setattr(lane_orders.LaneOrders, "_drop_all", watched)
     monkeypatch.setattr(cupy.cuda.Event, "done", property(lambda event: False), raising=False)
     assert float(total.compute()) == 2 * 64 * 64
     assert kept

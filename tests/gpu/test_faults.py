@@ -12,14 +12,11 @@ from dask import delayed
 cupy = pytest.importorskip("cupy")
 
 import gpuscheduler
-from gpuscheduler.devices.cuda import (
-    executor,
-    file_steps,
-    links,
-    pinned,
-    step_values,
-    transfers,
-)
+from gpuscheduler.devices.cuda import executor, links, pinned, transfers
+from gpuscheduler.devices.cuda.file_steps import FileSteps
+from gpuscheduler.devices.cuda.lane_orders import LaneOrders
+from gpuscheduler.devices.cuda.step_values import StepValues
+from gpuscheduler.devices.cuda.transfers import Transfers
 from gpuscheduler.frontend import transfers as frontend_transfers
 from gpuscheduler.plan import machine
 from graphs._blocks import views
@@ -35,19 +32,19 @@ BLOCK = X.nbytes // BLOCKS**2
 VERBS = ["launch", "copy", "free", "wait", "value", "keep", "close"]
 #: What devices do in the workers, and in the threads that wait for copies and read files.
 PARTS = {
-    "_launch": executor.CudaDevices,
-    "_release": executor.CudaDevices,
-    "call": step_values,
-    "read_inputs": step_values,
-    "fetch": transfers,
-    "copy_array": transfers,
-    "send_to_host": transfers,
+    "_launch": LaneOrders,
+    "_release": LaneOrders,
+    "call": StepValues,
+    "read_inputs": StepValues,
+    "fetch": Transfers,
+    "copy_array": Transfers,
+    "send_to_host": Transfers,
     "copy_to_pinned": transfers,
-    "finish_arrival": transfers,
-    "write_to_store": transfers,
-    "read_file": file_steps,
-    "run_aside": file_steps,
-    "send_array": file_steps,
+    "finish_arrival": Transfers,
+    "write_to_store": Transfers,
+    "read_file": FileSteps,
+    "run_aside": FileSteps,
+    "send_array": FileSteps,
 }
 
 STAND_IN = hasattr(cupy, "_device")
@@ -148,12 +145,12 @@ def test_a_fault_at_any_position(name, devices, tmp_path, monkeypatch):
 def test_blocks_on_their_way_back_when_the_run_fails(devices, tmp_path, monkeypatch):
     """A launch fails right behind copies from pinned memory. The next run has blocks of its own to
     send there, and must not put them where those still read."""
-    real, coming = transfers.fetch, []
+    real, coming = Transfers.fetch, []
 
-    def fetch(run, lane, i, src):
+    def fetch(self, lane, i, src):
         if src == machine.HOST:
             coming.append(i)
-        return real(run, lane, i, src)
+        return real(self, lane, i, src)
 
     def launch(self, lane, i, events, steps):
         if not coming:
@@ -161,14 +158,14 @@ def test_blocks_on_their_way_back_when_the_run_fails(devices, tmp_path, monkeypa
         coming.clear()
         raise Fault("launch")
 
-    real_launch = executor.CudaDevices._launch
+    real_launch = LaneOrders._launch
     with small(devices, tmp_path) as s:
         x = cupy_array(X, SIDE // BLOCKS)
         total = ((x - 0.5) @ (x - 0.5).T).sum()
         for _ in range(5):
             with monkeypatch.context() as patch:
-                patch.setattr(transfers, "fetch", fetch)
-                patch.setattr(executor.CudaDevices, "_launch", launch)
+                patch.setattr(Transfers, "fetch", fetch)
+                patch.setattr(LaneOrders, "_launch", launch)
                 with pytest.raises(Fault):
                     total.compute()
             gc.collect()
@@ -180,14 +177,14 @@ def test_blocks_on_their_way_back_when_the_run_fails(devices, tmp_path, monkeypa
 def test_half_a_value_on_its_way_when_its_copy_fails(monkeypatch):
     """Two arrays go to another device through pinned memory, and the second one does not set out.
     That of the first may not be used again before it has come."""
-    real, back, left = transfers.copy_array, pinned.PinnedBlocks._take_back, [0]
+    real, back, left = Transfers.copy_array, pinned.PinnedBlocks._take_back, [0]
     coming, early = {}, []
 
-    def copied(run, lane, src, source, v, keep):
+    def copied(self, lane, src, source, v, keep):
         left[0] -= 1
         if left[0] == -1:
             raise Fault("copied")
-        out = real(run, lane, src, source, v, keep)
+        out = real(self, lane, src, source, v, keep)
         coming[keep[-1].ctypes.data] = lane.mark(lane.incoming)
         return out
 
@@ -201,7 +198,7 @@ def test_half_a_value_on_its_way_when_its_copy_fails(monkeypatch):
         made = delayed(lambda: (cupy.arange(2000.0), cupy.ones(2000)))()
     with dask.annotate(device=1):
         read = delayed(lambda p: p[0].sum() + p[1].sum())(made)
-    monkeypatch.setattr(transfers, "copy_array", copied)
+    monkeypatch.setattr(Transfers, "copy_array", copied)
     monkeypatch.setattr(pinned.PinnedBlocks, "_take_back", came_back)
     with gpuscheduler.Scheduler("cuda:0,0", check=True) as s:
         s.hardware.staged = {(0, 1), (1, 0)}

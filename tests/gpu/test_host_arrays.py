@@ -14,7 +14,7 @@ import dask.array as da
 
 import gpuscheduler
 from gpuscheduler.devices.cuda import (
-    gpu_run,
+    file_steps,
     staging,
 )
 from gpuscheduler.devices.cuda import pinned as cuda_pinned
@@ -274,7 +274,7 @@ def test_few_threads_send_what_is_pinned(s, memory, request, monkeypatch):
     monkeypatch.setattr(Team, "send_to_any", sending)
     (x + 1).sum().compute()
     pinned = request.node.callspec.params["memory"] == "pinned"
-    assert most == [gpu_run.FEWEST_FILES if pinned else None] * 16
+    assert most == [file_steps.FEWEST_FILES if pinned else None] * 16
 
 
 def test_what_the_driver_refuses_is_said_and_nothing_is_lost(s, monkeypatch):

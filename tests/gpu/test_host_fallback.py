@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 
 from gpuscheduler import Scheduler
-from gpuscheduler.devices.cuda import executor, gpu_run, host_steps, numpy_fallback, result_rooms
+from gpuscheduler.devices.cuda import (
+    host_steps,
+    lane_orders,
+    numpy_fallback,
+    result_rooms,
+    task_launch,
+)
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.plan.batching import Batch
 from gpuscheduler.runtime import events
@@ -68,7 +74,7 @@ def test_blocks_beside_each_other(devices):
 @pytest.fixture
 def refusals(monkeypatch):
     out, found = [], events.NoRoom
-    monkeypatch.setattr(executor, "NoRoom", lambda *args: out.append(args) or found(*args))
+    monkeypatch.setattr(lane_orders, "NoRoom", lambda *args: out.append(args) or found(*args))
     return out
 
 
@@ -306,10 +312,10 @@ def test_nothing_of_a_run_that_has_failed_stays():
         with pytest.raises(RuntimeError, match="another fails"):
             y.compute()
         deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and (runs[-1].team.busy or not ended):
+        while time.monotonic() < deadline and (runs[-1].run.team.is_busy or not ended):
             time.sleep(0.01)
-        assert not runs[-1].by_host
-        assert not runs[-1].given
+        assert not runs[-1].host_steps.made
+        assert not runs[-1].host_steps.given
 
 
 def test_an_error_on_the_host_is_of_its_key():
@@ -389,15 +395,15 @@ def test_arrays_in_another_order_than_a_kernel_foresees():
 
 
 def test_a_callback_sees_a_step_once_that_is_refused_and_comes_again(monkeypatch):
-    computed, tried, seen = gpu_run.GpuRun.compute, Counter(), []
+    computed, tried, seen = task_launch.compute, Counter(), []
 
-    def refuses(devices, lane, task, *args):
+    def refuses(run, lane, task, *args):
         tried[id(task)] += 1
         if len(tried) % 3 == 1 and tried[id(task)] <= 2:  # twice, or it is only tried again
             raise cupy.cuda.memory.OutOfMemoryError(10, 10, 10)
-        return computed(devices, lane, task, *args)
+        return computed(run, lane, task, *args)
 
-    monkeypatch.setattr(gpu_run.GpuRun, "compute", refuses)
+    monkeypatch.setattr(task_launch, "compute", refuses)
     callback = dask.callbacks.Callback(pretask=lambda key, *_: seen.append(key))
     with Scheduler(devices="cuda:0"), callback:
         y = mapped(lambda b: b + 1, da.from_array(A, chunks=(4, 6)).map_blocks(cupy.asarray))

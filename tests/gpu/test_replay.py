@@ -19,6 +19,7 @@ from gpuscheduler.devices.cuda import (
     executor,
     given_values,
     kernels,
+    lane_orders,
     launch,
     replay,
 )
@@ -403,7 +404,7 @@ def test_a_list_is_on_the_devices_as_long_as_it_lives():
 
 def test_a_run_right_behind_another_is_followed_all_the_same(monkeypatch):
     """Threads let go of what the first, which is planned, has held: that takes some time."""
-    clear, follow, followed = executor.CudaDevices._clear, executor.CudaDevices.follow, []
+    clear, follow, followed = lane_orders.LaneOrders.clear, executor.CudaDevices.follow, []
 
     def slowly(self, place):
         time.sleep(0.004)
@@ -413,7 +414,7 @@ def test_a_run_right_behind_another_is_followed_all_the_same(monkeypatch):
         followed.append(follow(self, tape))
         return followed[-1]
 
-    monkeypatch.setattr(executor.CudaDevices, "_clear", slowly)
+    monkeypatch.setattr(lane_orders.LaneOrders, "clear", slowly)
     monkeypatch.setattr(executor.CudaDevices, "follow", seen)
     with gpuscheduler.Scheduler(devices="cuda:0,0"):
         y = (da.ones((64, 64), chunks=8).to_backend("cupy").persist() + 1).to_backend("numpy")
@@ -436,7 +437,7 @@ def order(monkeypatch):
 
         monkeypatch.setattr(cls, name, call)
 
-    told(given_values, "take_chunks", "looks")
+    told(given_values.GivenValues, "take_chunks", "looks")
     told(replay.Replay, "run", "queues")
     return seen
 

@@ -215,13 +215,13 @@ def test_pinned_memory_that_waits_for_reuse_goes_before_there_is_too_much():
 def test_what_leaves_waits_for_nothing_that_was_queued_behind_it(how, monkeypatch):
     """Its copy begins when it is there, whatever kernels its device is to run after that."""
     sent, behind, now = [], [], [False]
-    send, mark = transfers.queue_to_host, cuda_lane.DeviceLane.mark
+    send, mark = transfers.Transfers.queue_to_host, cuda_lane.DeviceLane.mark
 
-    def sends(devices, lane, i, *rest):
+    def sends(self, lane, i, *rest):
         sent.append(i)
         now[0] = True
         try:
-            send(devices, lane, i, *rest)
+            send(self, lane, i, *rest)
         finally:
             now[0] = False
 
@@ -230,7 +230,7 @@ def test_what_leaves_waits_for_nothing_that_was_queued_behind_it(how, monkeypatc
             behind.append(sent[-1])
         return mark(lane, stream, block)
 
-    monkeypatch.setattr(transfers, "queue_to_host", sends)
+    monkeypatch.setattr(transfers.Transfers, "queue_to_host", sends)
     monkeypatch.setattr(cuda_lane.DeviceLane, "mark", marks)
     x = np.arange(2.0**20, dtype="f4").reshape(1024, 1024)
     limit = None if how == "asked for" else 2 * 2**20

@@ -7,6 +7,10 @@ Two runs of one version give the same file. A change that only moves code gives 
     git worktree add ../before main && cd ../before && ... cuda_calls.py ../before.txt
     diff before.txt calls.txt
 
+Have both trees at one path in turn, by a symbolic link: Dask's tokens have the names of files.
+Where a program differs, look at it with --only in both: threads of earlier ones may have read the
+clock.
+
 Streams, events and memory have numbers in the order in which a program makes them. To be
 repeatable, one thread works at a time: where the loop waits, a random worker does its next job, as
 the seed of the program draws. A clock that counts its readings takes the place of time.
@@ -117,6 +121,7 @@ _make_worker, _make_desk = threads.Worker.__init__, threads._WorkerContext.__ini
 def _begin_worker(self, *args):
     _make_worker(self, *args)
     desk, join = self._desk, self.thread.join
+    desk.thread = self.thread
 
     def give_turns(timeout=None):
         """A thread that is waited for has its turns before."""
@@ -181,19 +186,19 @@ def _wait_for_events(events, team):
     return out
 
 
-def _rests(team, seconds):
+def _wait_until_idle(team, seconds):
     """An earlier run has been cleared away, or not yet."""
     if turns.rng.random() < 0.7:
         while turns.give():
             pass
-    return not team.busy
+    return not team.is_busy
 
 
 threads.Worker.__init__ = _begin_worker
 threads._WorkerContext.__init__ = _begin_desk
 threads._WorkerContext.work = _work
 threads.wait_for_events = _wait_for_events
-threads.Team.wait_until_idle = _rests
+threads.Team.wait_until_idle = _wait_until_idle
 
 import gpuscheduler
 from gpuscheduler.devices.cuda import result_rooms
@@ -649,6 +654,8 @@ def run(name, program, seed):
     except Exception as error:
         log.lines.append(f"ended by {type(error).__name__}: {error}")
     assert not fake.races, fake.races[0]
+    for desk in list(turns.desks):
+        desk.thread.join(PATIENCE)  # or it would read the next program's clock
     return log.lines
 
 

@@ -20,7 +20,8 @@ pinned            Pinned host memory, reused in blocks, slabs and pieces.
 recorder          Record the launches of a run, to replay them.
 links             How fast devices reach each other and the host, tried once.
 library_calls     Call CuPy's functions for NumPy's and SciPy's, as these are.
-gpu_run           What the parts of one run on GPUs share: plan, lanes, values and events.
+run_context       What the parts of one run on GPUs share: plan, lanes, values and events.
+task_launch       Launch one task on one device: by its kernels, by cuBLAS, or by calling it.
 caller_order      Order the work of a run behind its caller's, and the caller's behind it.
 given_values      Take the values that the graph brings along.
 host_steps        Compute steps on the host, where CuPy refuses them.
@@ -29,6 +30,8 @@ transfers         Copy values between devices, to the host and on to the disk.
 file_steps        Run steps that read and write files, and send host arrays to devices.
 allocations       Meter what a step allocates, by the user's line that does it.
 marks             When steps and copies ran, by the clocks of the GPUs.
+lane_orders       Carry out orders to devices: launch steps, copy and free values.
+run_values        Hand out the values of a run's outputs, from wherever they lie.
 tape_run          Queue a run from its launch tape.
 executor          Run plans on GPUs: a worker thread and long-lived streams for each device.
 hardware          The GPUs of a machine: links, memory limits, and what outlives a run.

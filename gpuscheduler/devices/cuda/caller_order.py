@@ -17,10 +17,8 @@ from typing import Any
 
 from cupy.cuda import Device, Event
 
-from .arrays import (
-    is_over,
-)
-from .gpu_run import GpuRun
+from .arrays import is_over
+from .run_context import RunContext
 
 
 @cache
@@ -42,58 +40,66 @@ def has_context(device: int) -> bool:
     return not failed and bool(active.value)
 
 
-def mark_callers(run: GpuRun) -> list[tuple[int, Event]]:
-    """Record events behind the caller's streams, and behind streams that got results.
+class CallerOrder:
+    """Orders a run's streams and threads behind the caller's, and the caller behind the run.
 
-    Returns pairs of device and event. An idle stream needs no event.
+    It owns the events behind which the run begins, and makes the event behind which it ends.
     """
-    out = []
-    for device, current in run.hardware.callers_streams():
-        lent = run.hardware.lent.get(device, {})
-        for reader in {**lent, current.ptr: current}.values():
-            with run.hardware.ignore_errors(device):
-                if not reader.done:
-                    event = Event(disable_timing=True)
-                    event.record(reader)
-                    out.append((device, event))
-    return out
 
+    def __init__(self, run: RunContext):
+        self.run = run
+        #: Pairs of device and event that the whole run is behind.
+        self.before: list[tuple[int, Event]] = []
 
-def order_behind_callers(run: GpuRun) -> None:
-    """Order this run's streams behind the work that the caller has queued on any device.
+    def mark_callers(self) -> None:
+        """Record events behind the caller's streams, and behind streams that got results.
 
-    That work may still write captured arrays, or read the memory of earlier results.
-    """
-    for _, event in run.before:
-        for lane in run.lanes:
-            for stream in (lane.home, lane.incoming, lane.outgoing):
-                stream.wait_event(event)
+        An idle stream needs no event.
+        """
+        hardware, out = self.run.hardware, self.before
+        for device, current in hardware.callers_streams():
+            lent = hardware.lent.get(device, {})
+            for reader in {**lent, current.ptr: current}.values():
+                with hardware.ignore_errors(device):
+                    if not reader.done:
+                        event = Event(disable_timing=True)
+                        event.record(reader)
+                        out.append((device, event))
 
+    def order_behind_callers(self) -> None:
+        """Order this run's streams behind the work that the caller has queued on any device.
 
-def order_thread_behind_callers(run: GpuRun) -> None:
-    """Order this thread's current streams behind the caller's, like the run's streams."""
-    before = [event for _, event in run.before if not is_over(event)]
-    if before:
-        for device, current in run.hardware.callers_streams():
-            with run.hardware.ignore_errors(device):
-                for event in before:
+        That work may still write captured arrays, or read the memory of earlier results.
+        """
+        for _, event in self.before:
+            for lane in self.run.lanes:
+                for stream in (lane.home, lane.incoming, lane.outgoing):
+                    stream.wait_event(event)
+
+    def order_thread_behind_callers(self) -> None:
+        """Order this thread's current streams behind the caller's, like the run's streams."""
+        hardware = self.run.hardware
+        before = [event for _, event in self.before if not is_over(event)]
+        if before:
+            for device, current in hardware.callers_streams():
+                with hardware.ignore_errors(device):
+                    for event in before:
+                        current.wait_event(event)
+
+    def order_callers_behind(self) -> None:
+        """Order the caller behind all queued work of this run, and later runs behind the caller.
+
+        So the caller may write to the graph's arrays and reuse memory, as if the run were over.
+        """
+        hardware, events = self.run.hardware, []
+        for lane in self.run.lanes:
+            with Device(lane.device):
+                for stream in (lane.home, lane.incoming):
+                    event = lane.mark(stream)
+                    if not event.done:
+                        events.append(event)
+        for device, current in hardware.callers_streams() if events else ():
+            with hardware.ignore_errors(device):
+                for event in events:
                     current.wait_event(event)
-
-
-def order_callers_behind(run: GpuRun) -> None:
-    """Order the caller behind all queued work of this run, and later runs behind the caller.
-
-    So the caller may write to the graph's arrays and reuse memory, as if the run were over.
-    """
-    events = []
-    for lane in run.lanes:
-        with Device(lane.device):
-            for stream in (lane.home, lane.incoming):
-                event = lane.mark(stream)
-                if not event.done:
-                    events.append(event)
-    for device, current in run.hardware.callers_streams() if events else ():
-        with run.hardware.ignore_errors(device):
-            for event in events:
-                current.wait_event(event)
-            run.hardware.lend(device, current)
+                hardware.lend(device, current)

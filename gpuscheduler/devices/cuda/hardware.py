@@ -48,7 +48,7 @@ from .copies import (
     order_behind,
 )
 from .executor import CudaDevices
-from .gpu_run import FEWEST_FILES, FILES, PART_OF_CPUS
+from .file_steps import FEWEST_FILES, FILES, PART_OF_CPUS
 from .kernels import Kernels
 from .lane import DeviceLane, HeldValue
 from .links import Links, measure_host_rates, measure_peer_rate, try_links

@@ -20,15 +20,16 @@ import cupy
 from cupy.cuda import Event, Stream, runtime
 
 from ...forks import new_lock
-from ...plan.machine import DISK, HOST
+from ...plan.machine import HOST
 from ...plan.step_table import StepTable, step_table
 from ...runtime.events import Event as StateEvent
 from ...runtime.observe import Level, Mark, RunRecord
-from . import step_values, transfers
 from .allocations import LineMeter
-from .gpu_run import GpuRun
 from .lane import DeviceLane
 from .ranges import Ranges
+from .run_context import RunContext
+from .step_values import StepValues
+from .transfers import Transfers
 
 #: Timed events that a lane has at most; a new one takes 1.4 µs, one of these 0.2 µs.
 POOL = 4096
@@ -159,7 +160,7 @@ class RunProbe:
     `record` gets the times; with None there are only ranges.
     """
 
-    def __init__(self, run: GpuRun, record: RunRecord | None, ranges: Ranges | None):
+    def __init__(self, run: RunContext, record: RunRecord | None, ranges: Ranges | None):
         self.record, self.ranges = record, ranges
         self.table: StepTable | None = step_table(run.plan) if ranges is not None else None
         if record is not None:
@@ -172,10 +173,10 @@ class RunProbe:
         """A context: what it queues on the stream is measured. Call in the lane's thread."""
         return _Measured(self, lane, stream, step, src, lane.place if dst is None else dst)
 
-    def attempt(self, run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
-        """`step_values.attempt`, measured."""
+    def attempt(self, steps: StepValues, lane: DeviceLane, i: int) -> tuple[Any, int]:
+        """`StepValues.attempt`, measured."""
         with self.measure(lane, lane.home, i) as measured:
-            value, refused = self.meter(lane, i, step_values.attempt, run, lane, i)
+            value, refused = self.meter(lane, i, steps.attempt, lane, i)
             measured.dropped = bool(refused)
         return value, refused
 
@@ -191,20 +192,20 @@ class RunProbe:
         record.allocations.append(meter.log.sum_up(step, lane.place))
         return value
 
-    def fetch(self, run: GpuRun, lane: DeviceLane, i: int, src: int) -> StateEvent:
-        """`transfers.fetch`, measured from when the value is there."""
-        source = run.read.get((i, lane.place)) if src == DISK else run.held[src].get(i)
+    def fetch(self, transfers: Transfers, lane: DeviceLane, i: int, src: int) -> StateEvent:
+        """`Transfers.fetch`, measured from when the value is there."""
+        source = transfers.source(lane, i, src)
         if source is not None and source.ready is not None:
             lane.incoming.wait_event(source.ready)
         with self.measure(lane, lane.incoming, i, src):
-            return transfers.fetch(run, lane, i, src)
+            return transfers.fetch(lane, i, src)
 
-    def send_to_host(self, run: GpuRun, lane: DeviceLane, i: int) -> None:
-        """`transfers.send_to_host`, measured from when the value is there."""
-        ready = run.held[lane.place][i].ready
+    def send_to_host(self, transfers: Transfers, lane: DeviceLane, i: int) -> None:
+        """`Transfers.send_to_host`, measured from when the value is there."""
+        ready = transfers.run.held[lane.place][i].ready
         lane.outgoing.wait_event(lane.mark(lane.home) if ready is None else ready)
         with self.measure(lane, lane.outgoing, i, lane.place, HOST):
-            transfers.send_to_host(run, lane, i)
+            transfers.send_to_host(lane, i)
 
 
 class _Measured:
@@ -250,7 +251,7 @@ def lane_marks(lane: Any, record: RunRecord) -> LaneMarks:
     return marks
 
 
-def observe_run(run: GpuRun, record: RunRecord) -> None:
+def observe_run(run: RunContext, record: RunRecord) -> None:
     """Measure a run at the level of device times; its steps are read when somebody asks."""
     run.record = record
     if record.level >= Level.DEVICE:
@@ -258,7 +259,7 @@ def observe_run(run: GpuRun, record: RunRecord) -> None:
         _read_later(run, record)
 
 
-def _read_later(run: GpuRun, record: RunRecord) -> None:
+def _read_later(run: RunContext, record: RunRecord) -> None:
     lanes = run.lanes
 
     def read_marks() -> None:
@@ -269,7 +270,7 @@ def _read_later(run: GpuRun, record: RunRecord) -> None:
     record.unread.append(read_marks)
 
 
-def replay_probe(run: GpuRun, replay: Any) -> RunProbe | None:
+def replay_probe(run: RunContext, replay: Any) -> RunProbe | None:
     """What measures a replay; None where it only repeats what was measured before.
 
     Below the level of device times, the first replay and every `MARK_EVERY`-th are measured. The

@@ -214,9 +214,9 @@ class Scheduler(ObservedScheduler):
         """Compute `keys` of `dsk`; the contract is that of `dask.threaded.get`.
 
         A `pool` of threads runs the tasks in place of the scheduler's own. With a pool of processes
-        this is `dask.multiprocessing.get`: no device, no fused kernels, and `da.random` draws as
-        Dask does. Tasks that a pool fails at, or never runs, raise an error. Keyword arguments that
-        only other schedulers know are ignored.
+        this is `dask.multiprocessing.get`: no device, no fused kernels. Tasks that a pool fails at,
+        or never runs, raise an error. Keyword arguments that only other schedulers know are
+        ignored.
         """
         if self._left is not None and (instead := self._left.replacement()):
             return instead(dsk, keys, **kwargs)

@@ -41,7 +41,7 @@ def poisson_rows(n, first, last, module):
 
 
 class Poisson:
-    """The matrix of an n × n grid in row blocks, each with the part of a vector that it reads."""
+    """Blocks of rows of the matrix of an n × n grid, with the vector parts that they read."""
 
     def __init__(self, n, blocks, module=scipy.sparse):
         edges = [n * i // blocks for i in range(blocks + 1)]

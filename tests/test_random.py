@@ -132,8 +132,7 @@ def test_functions_of_dasks_module_draw_dasks_numbers():
 
 @pytest.mark.parametrize("fuse", [True, False])
 def test_numbers_depend_on_the_seed_and_the_position_alone(fuse):
-    """Whatever the chunks, the number of devices, whether tasks are fused, what part is asked for,
-    and what else is computed with it."""
+    """The chunks, the devices, fusion, the part asked for and the other results do not matter."""
 
     def normal(chunks):
         return default_rng(5).normal(3, 2, size=(41, 30), chunks=chunks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -398,6 +399,44 @@ LONG_FILES = {
     "runtime/state": "one state machine: its parts share arrays",
 }
 MOST_LINES = 600
+#: Words that name no function when they stand alone: a function is a verb, its value a noun.
+LONE_WORDS = """
+    about above absolute after again alike alive all along another any approximate around aside
+    at away back bare before behind below beside best between both broken brought built busy by
+    callable called canonical captured changed cheapest chosen compared compiled contiguous
+    copied counted current different direct distinct done down drawn each early either empty
+    ended equal even every everything evicted excused expected extreme failed failing fast
+    fastest few filled final finished first fixed flat for found from full furthest fused
+    generated given greater hashable held hidden high identical immovable impure in inexact inferred
+    inner inside into joined kept known largest last late later latest launched least left lent
+    like likely local lone long lost low made many merged missing more most movable moved named
+    near nested neutral new next of off old on once one only ordered other otherwise outer
+    outermost over own partial past persisted pinned placed planned pointwise positive possible
+    quiet reachable readable ready real rebuilt recorded registered released renamed renewed
+    replaced resident restored running said same seen selected sending sent several shared short
+    shown simple small smallest some special spilled square started still stopped strided surely
+    taken their there these this those through to together total touched traced transformed
+    traversed triangular tried turned typed under unfused unknown unmerged unreadable until up
+    us waiting wanted watched what where whether which who whole why wide with within without
+    working written
+"""
+#: Functions that have such a name all the same, and why.
+LONE_NAMES = {
+    "all": "NumPy's method",
+    "any": "NumPy's method",
+    "contiguous": "NumPy's word for the C-contiguous view of a shape",
+    "empty": "as numpy.empty",
+    "full": "numpy.full",
+    "held": "public: Scheduler.held",
+    "inner": "numpy.inner",
+    "real": "a noun: the real part, or a real number",
+    "outer": "numpy.outer",
+    "total": "a noun: the sum",
+    "triangular": "NumPy's distribution",
+    "why": "public: Plan.why",
+}
+#: Words in the first sentence of a docstring.
+MOST_WORDS = 20
 
 FILES = sorted(
     str(path.relative_to(PACKAGE)).removesuffix(".py").replace("\\", "/")
@@ -582,6 +621,57 @@ def test_no_class_of_code_generation_is_long(file):
     assert {name: n for name, n in lengths.items() if n > MOST_CLASS_LINES} == {}
 
 
+def functions() -> Iterator[tuple[str, str]]:
+    """Every function and method of the package: its name, and its file and line."""
+    for file in FILES:
+        for node in ast.walk(parse(file)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node.name, f"{file}.py:{node.lineno}"
+
+
+def test_functions_are_named_by_verbs_and_nouns():
+    """A lone participle, adverb, preposition or adjective says nothing where it is called."""
+    lone = set(LONE_WORDS.split())
+    found = [
+        f"{where}: {name}"
+        for name, where in functions()
+        if name.strip("_") in lone - LONE_NAMES.keys() and not name.startswith("__")
+    ]
+    assert found == []
+
+
+def test_exceptions_for_names_are_still_needed():
+    names = {name.strip("_") for name, _ in functions()}
+    assert LONE_NAMES.keys() - names == set()
+    assert LONE_NAMES.keys() - set(LONE_WORDS.split()) == set()
+
+
+def first_sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line of each docstring in a tree, and its first sentence."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            paragraph = (ast.get_docstring(node) or "").split("\n\n")[0]
+            sentence = re.split(r"(?<=[.?!])\s", paragraph)[0]
+            yield getattr(node, "lineno", 1), sentence
+
+
+@pytest.mark.parametrize("folder", ["gpuscheduler", "tests", "graphs", "examples"])
+def test_docstrings_begin_with_short_sentences(folder):
+    long = [
+        f"{path.relative_to(PACKAGE.parent)}:{line}: {sentence}"
+        for path in sorted((PACKAGE.parent / folder).rglob("*.py"))
+        for line, sentence in first_sentences(ast.parse(path.read_text(encoding="utf-8")))
+        if len(sentence.split()) > MOST_WORDS
+    ]
+    assert long == []
+
+
+def test_the_test_of_first_sentences_can_fail():
+    code = f'def f():\n    """{"word " * MOST_WORDS}more. And this."""'
+    ((_, module), (line, sentence)) = first_sentences(ast.parse(code))
+    assert (module, line, len(sentence.split())) == ("", 1, MOST_WORDS + 1)
+
+
 def test_no_two_classes_have_one_name():
     where = defaultdict(list)
     for file in FILES:
@@ -662,8 +752,6 @@ def test_importing_registers_the_scheduler_with_dask():
 
 @pytest.mark.parametrize("folder", ["", "runtime", "devices/cuda"])
 def test_tracebacks_leave_out_the_frames_of_every_room(folder):
-    import re
-
     import dask
 
     path = str(PACKAGE / folder / "any_file.py")

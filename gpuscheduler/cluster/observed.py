@@ -81,6 +81,6 @@ class ClusterRecording:
             for worker, (name, one) in there.items()
         }
 
-    def recorded(self) -> dict[str, Recorded]:
+    def take_recorded(self) -> dict[str, Recorded]:
         """What a report shows, by worker; nothing of workers that joined in between."""
         return self._found

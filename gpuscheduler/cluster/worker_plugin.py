@@ -266,7 +266,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         if recording is None:
             return None
         recording.end()
-        (found,) = recording.recorded().values()
+        (found,) = recording.take_recorded().values()
         behind = int(self.worker.scheduler_delay * 1e9)
         return str(self.worker.name), replace(found, trace=found.trace.shift_clock(behind))
 

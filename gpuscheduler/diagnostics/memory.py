@@ -60,14 +60,14 @@ class MemoryPeak:
     rows: tuple[MemoryRow, ...]  # the largest first
 
     @property
-    def working(self) -> int:
+    def working_memory(self) -> int:
         """Bytes of working memory."""
         return sum([r.nbytes for r in self.rows if r.what != "values"])
 
     @property
     def total(self) -> int:
         """Bytes of values and working memory."""
-        return self.nbytes + self.working
+        return self.nbytes + self.working_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,11 @@ class MemoryProfile:
 
 def _peak_lines(peak: MemoryPeak) -> list[str]:
     room = f" of {format_bytes(peak.limit)}" if peak.limit < 2**60 else ""
-    part = f", of which {format_bytes(peak.working)} working memory" if peak.working else ""
+    part = (
+        f", of which {format_bytes(peak.working_memory)} working memory"
+        if peak.working_memory
+        else ""
+    )
     out = [
         f"peak on {peak.name}: {format_bytes(peak.total)}{room}{part}",
         f"  at {format_time(peak.seconds)} of run {peak.run}, while {peak.during} ran",
@@ -245,7 +249,7 @@ def _find_peaks(record: RunRecord) -> dict[int, _Peak]:
     table, machine = record.table, record.machine
     assert table is not None
     assert machine is not None
-    working = {a.step: a.working for a in record.allocations.copy()}
+    working = {a.step: a.working_memory for a in record.allocations.copy()}
     used: Counter[int] = Counter()
     held: dict[tuple[int, int], int] = {}
     out: dict[int, _Peak] = {}

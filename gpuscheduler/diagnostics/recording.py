@@ -99,7 +99,7 @@ class Recording:
         Report(path, self, code=False).write()
 
     @without_garbage_collection()
-    def recorded(self) -> dict[str, Recorded]:
+    def take_recorded(self) -> dict[str, Recorded]:
         """What a report shows, by the name of the process."""
         records, trace = self.runs(), self.trace()
         page, memory = None, None

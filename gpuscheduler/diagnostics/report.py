@@ -105,7 +105,7 @@ class Reportable(Protocol):
 
     def end(self) -> None: ...
 
-    def recorded(self) -> Mapping[str, Recorded]: ...
+    def take_recorded(self) -> Mapping[str, Recorded]: ...
 
 
 class Report:
@@ -138,7 +138,7 @@ class Report:
 
     def write(self, error: str = "") -> None:
         """Write the file, and the timeline beside it, if asked for."""
-        found = self.recording.recorded()
+        found = self.recording.take_recorded()
         write_text(self.path, report_html(found, self._source, error), self._storage)
         if self._timeline:
             stem = fspath(self.path).removesuffix(".html")
@@ -204,7 +204,7 @@ class _Process:
         """The name of a device, for people."""
         return self.prefix + place_name(place)
 
-    def busy(self, begin: int, end: int) -> dict[int, float]:
+    def busy_parts(self, begin: int, end: int) -> dict[int, float]:
         """The part of the time in which each device ran anything."""
         return {
             place: busy_part(self.begin[mine], self.end[mine], begin, end)
@@ -268,7 +268,7 @@ class _Sheet:
     colours: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Mapping[str, Recorded]) -> _Sheet:
+    def from_recordings(cls, found: Mapping[str, Recorded]) -> _Sheet:
         processes = [_Process(name, one, len(found) > 1) for name, one in found.items()]
         edges = [edge for p in processes for edge in p.edges()]
         out = cls(processes, min(edges, default=0), max(edges, default=1))
@@ -283,7 +283,7 @@ class _Sheet:
 
 def report_html(found: Mapping[str, Recorded], source: str = "", error: str = "") -> str:
     """The report of what was recorded in processes, by their names, as HTML."""
-    sheet = _Sheet.of(found)
+    sheet = _Sheet.from_recordings(found)
     runs = sheet.runs()
     where = f" on {count_of(len(found), 'worker')}" if len(found) > 1 else ""
     body = [f"<h1>gpuscheduler: {count_of(len(runs), 'run')}{where}</h1>"]
@@ -304,10 +304,10 @@ def report_html(found: Mapping[str, Recorded], source: str = "", error: str = ""
         body.append(_section("Copies", _links_html(sheet)))
     busiest = sorted(sheet.processes, key=lambda p: -sum(p.seconds.values()))
     layers = [(p, p.recorded.page) for p in busiest[:MOST_PROCESSES]]
-    if html := "".join([_named(p, explanation_html(e)) for p, e in layers if e is not None]):
+    if html := "".join([_with_name(p, explanation_html(e)) for p, e in layers if e is not None]):
         body.append(_section("Layers", html))
     profiles = [(p, p.recorded.memory) for p in busiest[:MOST_PROCESSES]]
-    if html := "".join([_named(p, m._repr_html_()) for p, m in profiles if m is not None]):
+    if html := "".join([_with_name(p, m._repr_html_()) for p, m in profiles if m is not None]):
         body.append(_section("What filled the memory", html))
     if notes := [
         [f"{(ns + p.trace.epoch - sheet.begin) / 1e6:.1f} ms", p.prefix + kind, text]
@@ -328,7 +328,7 @@ def _section(title: str, html: str) -> str:
     return f"<h2>{escape(title)}</h2>{html}"
 
 
-def _named(process: _Process, html: str) -> str:
+def _with_name(process: _Process, html: str) -> str:
     """HTML below the name of its process, where there are several."""
     name = process.prefix.removesuffix(": ")
     return f"<h3>{escape(name)}</h3>{html}" if name else html
@@ -352,7 +352,7 @@ def _slow_verdict(sheet: _Sheet) -> _Verdict:
 def _waiting_verdict(sheet: _Sheet) -> _Verdict:
     busy = {
         p.device(place): part
-        for p in sheet.processes for place, part in p.busy(sheet.begin, sheet.end).items()
+        for p in sheet.processes for place, part in p.busy_parts(sheet.begin, sheet.end).items()
     }  # fmt: skip
     idle = min(busy, key=lambda name: busy[name])
     answer = "all are busy" if busy[idle] > 0.8 else f"{idle} waits {1 - busy[idle]:.0%}"
@@ -444,8 +444,8 @@ def _lanes(p: _Process, sheet: _Sheet) -> list[Lane]:
     numbers = {name: n for n, name in enumerate(names)}
     label = np.array([numbers.get(name, len(names) - 1) for name in p.names], np.intp)[p.label]
     every, out = Spans(p.begin, p.end, label, names), []
-    for place, busy in p.busy(sheet.begin, sheet.end).items():
-        out.append(Lane(p.device(place), every.where(p.place == place), f"{busy:.0%} busy"))
+    for place, busy in p.busy_parts(sheet.begin, sheet.end).items():
+        out.append(Lane(p.device(place), every.select(p.place == place), f"{busy:.0%} busy"))
         copies = p.trace.copies if place >= 0 else []
         for name, mine in (
             ("copies in", [c.dst == place for c in copies]),

@@ -45,7 +45,7 @@ class Spans:
     def __len__(self) -> int:
         return len(self.begin)
 
-    def where(self, mask: Any) -> Spans:
+    def select(self, mask: Any) -> Spans:
         """Those at which the mask is true."""
         return Spans(self.begin[mask], self.end[mask], self.label[mask], self.names)
 

@@ -262,7 +262,7 @@ def called_reasons(graph: Graph, called: Any) -> list[str]:
 
 
 def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
-    """What a plan is if the host does all of it, and as it is: on GPUs, and on the host beside."""
+    """The work of a plan: on the host alone, or on GPUs and the host beside them."""
     seconds: dict[int, float] = {}  # by program: alike blocks share one
     facts = dict.fromkeys(
         ("kernels", "library", "called", "touched", "tasks", "blocks", "up", "up_gaps", "up_made",

@@ -71,7 +71,7 @@ class ColumnWords:
     def __init__(self, words: OneByOne):
         self.words = words
 
-    def of(self, mapping: Mapping[Key, Any]) -> Any:
+    def words_of(self, mapping: Mapping[Key, Any]) -> Any:
         """Words for all keys and all tasks, in their order."""
         keys = list(mapping)
         return self._keys(keys), self._items(keys, list(mapping.values()))
@@ -169,7 +169,7 @@ class ColumnWords:
             if function is apply:  # what it applies may be another function in each task
                 return apply, tuple(map(self.words.legacy_words, some))
             _, *columns = zip(*some, strict=True)
-            return self._called(function, columns, self._legacy)
+            return self._call_words(function, columns, self._legacy)
 
         return _by_group(column, rows, tell)
 
@@ -188,11 +188,11 @@ class ColumnWords:
             names = tuple(first.kwargs)
             columns = list(zip(*[t.args for t in some], strict=True))
             columns += [tuple([t.kwargs[name] for t in some]) for name in names]
-            return names, self._called(first.func, columns, self._plain)
+            return names, self._call_words(first.func, columns, self._plain)
 
         return Task, facts, _by_group(column, rows, tell)
 
-    def _called(
+    def _call_words(
         self, function: Any, columns: Sequence[Column], tell: Callable[[Column], Any]
     ) -> Any:
         """Words for calls of one function, from the columns of their arguments."""

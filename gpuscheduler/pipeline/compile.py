@@ -89,7 +89,7 @@ def keep_arrays_on_gpus(c: Compilation) -> None:
         if all_there or c.graph.keep:
             c.sides = side_lines(chooser.as_asked())
         else:
-            groups = chooser.chosen()
+            groups = chooser.choose_sides()
             move_to_host(c.graph, moved_keys(groups), facts)
             c.sides = side_lines(groups)
         finish_residency(c.graph, facts)

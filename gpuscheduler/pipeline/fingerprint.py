@@ -314,7 +314,7 @@ class _LayerWords:
         elif type(layer) is MaterializedLayer and len(layer) <= MOST_TASKS:
             makes = list(dict.fromkeys([_name_of(k) for k in layer]))
             if len(layer) >= FEWEST_ROWS:
-                words = ColumnWords(self).of(layer.mapping)
+                words = ColumnWords(self).words_of(layer.mapping)
             else:
                 items = layer.items()
                 words = tuple([(self.key_words(k), self.item_words(k, v)) for k, v in items])

@@ -74,7 +74,7 @@ class SideChooser:
     _seconds: dict[int, float] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
 
-    def chosen(self) -> list[TaskGroup]:
+    def choose_sides(self) -> list[TaskGroup]:
         """Return the groups, each with its side and the reason."""
         self._find_groups()
         if len(self.groups) > MOST_GROUPS:  # layers of one name together
@@ -239,7 +239,7 @@ class SideChooser:
 
 def divide(division: Division) -> list[bool]:
     """Return whether each group is to run on GPUs."""
-    return division.best()
+    return division.assign()
 
 
 def _sum(total: float | None, more: float | None, each: float, many: int) -> float | None:

@@ -58,7 +58,7 @@ def gpu_seconds(call: LibraryCall, bandwidth: float) -> float:
     """Seconds of one GPU whose memory moves so many bytes per second."""
     name, options = call.name.rpartition(".")[2], dict(call.options)
     elements = _elements(call)
-    passed = touched(call) / bandwidth
+    passed = traffic_of(call) / bandwidth
     if name.startswith("arg"):
         return elements * GPU_ARGSORT
     if name in ("sort", "partition", "median", "quantile", "percentile"):
@@ -68,7 +68,7 @@ def gpu_seconds(call: LibraryCall, bandwidth: float) -> float:
     return max(passed * len(call.shape), elements * GPU_TAP * _taps(call, options))
 
 
-def touched(call: LibraryCall) -> int:
+def traffic_of(call: LibraryCall) -> int:
     """Bytes that a call reads and makes."""
     read = sum([math.prod(a.shape) * a.dtype.itemsize for a in call.arguments])
     return read + math.prod(call.shape) * call.dtype.itemsize

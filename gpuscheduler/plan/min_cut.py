@@ -124,13 +124,13 @@ class Division:
                 total += self.up.get(a, 0.0)
         return total
 
-    def best(self) -> list[bool]:
+    def assign(self) -> list[bool]:
         """Return whether each group should run on GPUs: the least seconds, by a minimum cut.
 
         Raises `ValueError` if a group cannot run on either side.
 
         >>> division = Division([1.0, 1.0], [5.0, 0.5], {(0, 1): 0.1}, {0: 9.0})
-        >>> division.best()
+        >>> division.assign()
         [True, False]
         """
         count, readers = len(self.gpu), self.readers

@@ -30,7 +30,7 @@ class StepAllocations(NamedTuple):
     uses: tuple[SiteUse, ...]  # by line, in the order of their first allocation
 
     @property
-    def working(self) -> int:
+    def working_memory(self) -> int:
         """The most bytes at once that were freed by the step's end."""
         return sum([use.working for use in self.uses])
 

@@ -160,13 +160,13 @@ class ConstantArray(NamedTuple):
     data: bytes
 
     @classmethod
-    def of(cls, array: np.ndarray) -> ConstantArray:
+    def from_array(cls, array: np.ndarray) -> ConstantArray:
         return cls(array.dtype.str, array.shape, array.tobytes())
 
     def array(self) -> np.ndarray:
         """Return the array, which cannot be written to.
 
-        >>> ConstantArray.of(np.arange(3.0)).array()
+        >>> ConstantArray.from_array(np.arange(3.0)).array()
         array([0., 1., 2.])
         """
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)

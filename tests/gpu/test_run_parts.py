@@ -50,7 +50,7 @@ def run():
         assert [step.key for step in plan.steps] == ["a", "b", "c", "d"]
         team = hardware._team(2)
         team.begin()
-        yield RunContext.of(plan, team, ResultAssembly(plan, {}), hardware, StepListener.DONE)
+        yield RunContext.create(plan, team, ResultAssembly(plan, {}), hardware, StepListener.DONE)
         team.stop()
         team.join(PATIENCE)
 

@@ -1,5 +1,7 @@
-"""NumPy's arrays on GPUs and the host at once: wherever groups of tasks run, results are those of
-Dask's threads, and called functions see what these would give them."""
+"""NumPy's arrays on GPUs and the host at once give the results of Dask's threads.
+
+This holds wherever groups of tasks run. Called functions see what Dask's threads would give.
+"""
 
 import random
 import threading

@@ -34,7 +34,7 @@ def divisions(draw):
 def test_the_cut_is_as_cheap_as_any_division(division):
     every = map(list, product([False, True], repeat=len(division.gpu)))
     least = min(map(division.seconds, every))
-    found = division.seconds(division.best())
+    found = division.seconds(division.assign())
     assert found == pytest.approx(least, abs=1e-9)
 
 
@@ -51,7 +51,7 @@ def test_many_groups_are_divided_at_once():
             division.up[group] = 0.002
             last = group
         division.down[last, end] = 0.001
-    on_gpus = division.best()
+    on_gpus = division.assign()
     assert on_gpus[end]
     assert 0 < sum(on_gpus) < len(on_gpus)
     # no single group is better off on the other side
@@ -63,4 +63,4 @@ def test_many_groups_are_divided_at_once():
 
 def test_a_group_without_a_side_is_refused():
     with pytest.raises(ValueError, match="group 0"):
-        Division([None], [None]).best()
+        Division([None], [None]).assign()

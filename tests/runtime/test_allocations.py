@@ -44,7 +44,7 @@ def test_sums_are_those_of_a_count_by_hand(moves):
         at_once = [sum(moves[n][1] for n in s.values() if moves[n][2] == use.site) for s in steps]
         assert use.most == max(at_once)
     working = [sum(moves[n][1] for n in s.values() if n not in kept) for s in steps]
-    assert found.working == max(working, default=0)
+    assert found.working_memory == max(working, default=0)
 
 
 def test_what_was_there_before_the_step_is_nothing_of_it():

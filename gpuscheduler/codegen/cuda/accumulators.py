@@ -35,8 +35,8 @@ def take_values(body: Body, tree: NodeTree, site: LoopSite, which: str) -> list[
         extra = ""
         if op in ("argmin", "argmax"):
             step = schedule.fast_stride(schedule.position) if schedule.rows else 0
-            last = len(schedule.axes[schedule.along]) - 1
-            name = "stride", schedule.position, schedule.along, last
+            last = len(schedule.axes[schedule.thread_group]) - 1
+            name = "stride", schedule.position, schedule.thread_group, last
             extra = ", at, " + (places.multiply("1", step, name, True) if step else "0")
         elif op == "moment" and schedule.across < 0 and not schedule.loose:
             # the vectors of a step are there in order
@@ -147,7 +147,7 @@ def take_vectors(body: Body, site: LoopSite, width: int) -> list[str]:
         site.coords | {("r", a): x for a, x in enumerate(names)},
         site.linear | {"r": f"j * {width}u"},
     )
-    return body.passes(
+    return body.load_and_use(
         "j < end", "j = r + u * lanes", coords, place,
         lambda tree, u: take_values(body, tree, place, u),
     )  # fmt: skip

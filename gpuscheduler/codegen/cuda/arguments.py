@@ -66,7 +66,7 @@ class Arguments:
         if node.code == "b1":
             return f"{self.slot(name, int(value[0]))} != 0"
         if node.code[0] in "iu":
-            return f"({TYPES[node.code]}){self.integer(name, int(value[0]))}"
+            return f"({TYPES[node.code]}){self.integer_text(name, int(value[0]))}"
         if node.code in ("f2", "f4"):
             return self.real(name, value.astype("f4"))
         if node.code == "f8":
@@ -75,7 +75,7 @@ class Arguments:
         words = [self.real((name, n), part) for n, part in parts]
         return f"{TYPES[node.code]}{{{', '.join(words)}}}"
 
-    def integer(self, name: Any, value: int) -> str:
+    def integer_text(self, name: Any, value: int) -> str:
         """The text of an integer; places that are filled in later are large and stay self."""
         few = self.constants < tuning.MOST_CONSTANTS
         if name in self.slots or few or abs(value) >= 2**31:

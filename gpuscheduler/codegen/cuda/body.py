@@ -162,7 +162,12 @@ class Body:
                 if element:
                     layout = schedule.layout_of[tree.letter, k]
                     step = schedule.fast_stride(layout)
-                    name = "stride", layout, schedule.along, len(schedule.axes[schedule.along]) - 1
+                    name = (
+                        "stride",
+                        layout,
+                        schedule.thread_group,
+                        len(schedule.axes[schedule.thread_group]) - 1,
+                    )
                     text += f" + {self.places.multiply(element, step, name, True)}" if step else ""
             elif node.op == "constant":
                 text = self.arguments.constant(node)
@@ -198,7 +203,7 @@ class Body:
             either = either[1]
         return f"{tree.letter}{either}"
 
-    def inner(self, tree: NodeTree) -> list[int]:
+    def loop_inputs(self, tree: NodeTree) -> list[int]:
         """The inputs that are loaded in the loop, not before it."""
         schedule = self.schedule
         if schedule.pane is not None:
@@ -211,7 +216,7 @@ class Body:
         schedule = self.schedule
         lines = []
         for tree in bodies or schedule.bodies:
-            inner, x = set(self.inner(tree)), self.register(tree)
+            inner, x = set(self.loop_inputs(tree)), self.register(tree)
             outer = [k for k in tree.inputs if k not in inner]
             lines += [f"{schedule.type_of_load(tree, k)} {x}{k};" for k in outer]
             lines += enclose(self.loads(tree, outer, site, f"{x}#"), bool(outer))
@@ -224,7 +229,7 @@ class Body:
     def values(self, tree: NodeTree, element: str, which: str) -> dict[int, str]:
         """What the inputs in registers are called."""
         schedule = self.schedule
-        inner, x = set(self.inner(tree)), self.register(tree)
+        inner, x = set(self.loop_inputs(tree)), self.register(tree)
         out = {}
         for k in tree.inputs:
             if k in inner and schedule.late and tree is schedule.tree:
@@ -239,13 +244,13 @@ class Body:
         """Room for what the loop loads. What is loaded under a condition is zero otherwise."""
         schedule = self.schedule
         out, x = [], self.register(tree)
-        for k in self.inner(tree):
+        for k in self.loop_inputs(tree):
             clear = " = {}" if tree.guards[k] is not None else ""
             if tree is not schedule.tree or k not in schedule.gone:
                 out.append(f"{schedule.type_of_load(tree, k)} {x}{k}[{times}]{clear};")
         return out
 
-    def passes(
+    def load_and_use(
         self, condition: str, at: str, coords: list[str], site: LoopSite,
         use: Callable[[NodeTree, str], list[str]],
     ) -> list[str]:  # fmt: skip
@@ -253,7 +258,7 @@ class Body:
         one vector. Where it is not in the core, it is loaded when it is used."""
         schedule = self.schedule
         tree = schedule.tree if schedule.core is None else schedule.core
-        inner, loads, uses = self.inner(tree), [], use(tree, "u")
+        inner, loads, uses = self.loop_inputs(tree), [], use(tree, "u")
         if schedule.late and inner:
             layouts = dict.fromkeys(schedule.layout_of[tree.letter, k] for k in inner)
             index = schedule.index
@@ -263,7 +268,7 @@ class Body:
             loads = self.loads(tree, inner, site, f"{self.register(tree)}#[u]")
         if schedule.core is not None:
             holds = f"if ({self.places.check_core(site)}) {{"
-            edge = self.inner(schedule.tree)
+            edge = self.loop_inputs(schedule.tree)
             uses = [
                 holds, *uses, "} else {", *self.declare_registers(schedule.tree, 1),
                 *enclose(self.loads(schedule.tree, edge, site, "x#[0]")), *use(schedule.tree, "0"),
@@ -320,7 +325,7 @@ class Body:
 
     def point(self, tree: NodeTree, site: LoopSite, uses: list[str]) -> list[str]:
         """Load what a point, or a vector, reads, then use it."""
-        loads = self.loads(tree, self.inner(tree), site, f"{self.register(tree)}#[0]")
+        loads = self.loads(tree, self.loop_inputs(tree), site, f"{self.register(tree)}#[0]")
         return [*self.declare_registers(tree, 1), *enclose(loads), *uses]
 
     def loop(self, start: str, end: str, step: str, lines: list[str]) -> list[str]:

@@ -120,7 +120,7 @@ class Coordinates:
             lines.append(f"const {schedule.index} {letter}0 = ({schedule.index})({rest}{scale});")
         return lines, names
 
-    def linear(self, group: str, lengths: Sequence[int], names: Sequence[str]) -> str:
+    def linear_index(self, group: str, lengths: Sequence[int], names: Sequence[str]) -> str:
         """A point's number among all of a group of axes."""
         schedule, arguments = self.schedule, self.arguments
         linear = names[0]
@@ -202,7 +202,9 @@ class Coordinates:
             )
             found.append(f"if ({names[last]} >= {from_}) {names[last]} += {many};")
         number = f"{group}at"
-        found.append(f"const {schedule.count} {number} = {self.linear(group, lengths, names)};")
+        found.append(
+            f"const {schedule.count} {number} = {self.linear_index(group, lengths, names)};"
+        )
         all_points = arguments.number(("slabs", kind, group), total)
         return PointRange(total, all_points, found, names, number)
 

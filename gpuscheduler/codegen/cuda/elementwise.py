@@ -45,7 +45,7 @@ def write(body: Body) -> KernelLoops:
     if schedule.out_layout >= 0:
         where = [f"const {schedule.index} to = {places.offset(schedule.out_layout, site)};"]
         place = "to"
-    work = body.passes(
+    work = body.load_and_use(
         "j < n", f"j = {at}", coords, site,
         lambda tree, u: [*where, *write_stores(body, tree, site, place, u)],
     )  # fmt: skip

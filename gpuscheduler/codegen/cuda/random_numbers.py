@@ -34,7 +34,7 @@ class RandomText:
             strides = schedule.strides(layout, "k") + schedule.strides(layout, "r")
             if step % 2 and schedule.width == 1:
                 odd = None
-            own = schedule.axes[schedule.along]
+            own = schedule.axes[schedule.thread_group]
             others = sum(s % 2 for s in strides) - (step % 2 if own else 0)
             return step, None if others else odd
         if node.op == "constant" and node.code == "i8":
@@ -46,7 +46,7 @@ class RandomText:
                 return s + t, None if a is None or b is None else (a + b) % 2
         return None
 
-    def oddness(self, tree: NodeTree, k: int, element: str) -> str:
+    def pair_half(self, tree: NodeTree, k: int, element: str) -> str:
         """Which half of a pair a random number is, as early as it is known."""
         schedule = self.schedule
         at = tree.nodes[k].args[0]
@@ -61,7 +61,7 @@ class RandomText:
     def draw_element(self, tree: NodeTree, k: int, element: str) -> list[str]:
         """Draw the number of one element."""
         node, letter = tree.nodes[k], tree.letter
-        odd = self.oddness(tree, k, element)
+        odd = self.pair_half(tree, k, element)
         name = f"{letter}{k}"
         lines = [
             f"unsigned long long {name}x, {name}y;",

@@ -74,7 +74,7 @@ def load_line_invariants(body: Body, site: LoopSite) -> list[str]:
     place = LoopSite(site.coords, site.linear | {"r": "0"})
     lines = []
     for tree in schedule.bodies:
-        inner, x = set(body.inner(tree)), body.register(tree)
+        inner, x = set(body.loop_inputs(tree)), body.register(tree)
         outer = [k for k in tree.inputs if k not in inner]
         lines += [f"{schedule.type_of_load(tree, k)} {x}{k} = {{}};" for k in outer]
         loads = body.loads(tree, outer, place, f"{x}#")
@@ -99,7 +99,7 @@ def take_steps(body: Body, along: list[str], site: LoopSite) -> list[str]:
     width, at, condition = schedule.width, "j = r + u * lanes + y", "live && j < steps"
     declared, loads = [], []
     for tree in schedule.bodies:
-        inner = body.inner(tree)
+        inner = body.loop_inputs(tree)
         declared += body.declare_registers(tree, schedule.times)
         target = f"{body.register(tree)}#[u]"
         loads += enclose(body.loads(tree, inner, site, target), bool(inner))

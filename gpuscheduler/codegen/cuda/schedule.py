@@ -137,7 +137,7 @@ class Schedule:
         return self.kernel.is_scan
 
     @property
-    def along(self) -> str:
+    def thread_group(self) -> str:
         """The group that threads lie along."""
         return "r" if self.rows and self.kernel.reductions else "k"
 
@@ -174,7 +174,7 @@ class Schedule:
 
     def fast_stride(self, layout: int) -> int:
         """The stride along the axis that threads lie along."""
-        strides = self.strides(layout, self.along)
+        strides = self.strides(layout, self.thread_group)
         return strides[-1] if strides else 0
 
     def varies(self, tree: NodeTree, condition: int | None) -> bool:

@@ -34,7 +34,7 @@ def write(body: Body) -> KernelLoops:
             after.append(f"value{m}[{at}] = {store_value(short, value)};")
         return body.compute_elements(tree, site, which, after)
 
-    work = body.passes("j < n", "j = first + u * 32u + lane", coords, site, use)
+    work = body.load_and_use("j < n", "j = first + u * 32u + lane", coords, site, use)
     begin, end = "unsigned total = 0;", ["if (lane == 0) ((unsigned*)q0)[w] = total;"]
     takes = [
         "#pragma unroll",

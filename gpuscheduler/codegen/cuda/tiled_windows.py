@@ -276,12 +276,14 @@ def loop_tile_columns(body: Body, tree: NodeTree, names: Sequence[str], inside: 
             takes = [*over, *point, *end]
         else:
             x = f"{body.register(tree)}#[u]"
-            loads = enclose(guard_statements(body.loads(tree, body.inner(tree), site, x)))
+            loads = enclose(guard_statements(body.loads(tree, body.loop_inputs(tree), site, x)))
             takes = guard_statements(take_values(body, tree, site, "u"))
         return share_windows(body, box.down, loads, takes, leave, box.tall, tree, "down")
     many_steps = box.tall + box.down - 1
     each = f"int u = 0; u < {many_steps}; ++u"
-    loads = guard_statements(body.loads(tree, body.inner(tree), site, f"{body.register(tree)}#[u]"))
+    loads = guard_statements(
+        body.loads(tree, body.loop_inputs(tree), site, f"{body.register(tree)}#[u]")
+    )
     into = [f"Part{j} (&part{j})[1] = steps{j}[u];" for j in range(len(schedule.kinds))]
     opens = ["const bool opens = true;"] if schedule.has_moments() else []
     return [

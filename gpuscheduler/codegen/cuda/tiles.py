@@ -26,12 +26,12 @@ def loop_tiles(body: Body, group: str, first: str, step: str, use: Any) -> list[
     counts += [-(-axes[across].length // 32), -(-axes[last].length // 32)]
     coords, names = places.split(group, counts, "w", "t", name="tile")
     turned, room = [], tuning.TILES
-    for k in body.inner(schedule.tree):
+    for k in body.loop_inputs(schedule.tree):
         tile = 32 * 33 * size_of(schedule.tree.nodes[k].code)
         if schedule.layout_of[schedule.tree.letter, k] in schedule.turned and tile <= room:
             turned.append(k)
             room -= tile
-    straight = [k for k in body.inner(schedule.tree) if k not in turned]
+    straight = [k for k in body.loop_inputs(schedule.tree) if k not in turned]
 
     def site(row: str, column: str) -> LoopSite:
         found = {(group, a): names[n] for n, a in enumerate(rest)}

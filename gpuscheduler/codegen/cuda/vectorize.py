@@ -22,7 +22,7 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
     """
     tree = schedule.tree
     every = [(body, k) for body in schedule.bodies for k in body.inputs]
-    axes = schedule.axes[schedule.along]
+    axes = schedule.axes[schedule.thread_group]
     length = axes[-1].length if axes else 1
     outs = (schedule.scanning or not schedule.reducing) and not schedule.kernel.picks
     sizes = [size_of(c) for c in schedule.outs] if outs else []
@@ -138,7 +138,7 @@ def can_read_unaligned(schedule: Schedule, cost: int) -> bool:
         return False
     if schedule.sliding:
         return False
-    main, axes = schedule.bodies[-1], schedule.axes[schedule.along]
+    main, axes = schedule.bodies[-1], schedule.axes[schedule.thread_group]
     if any(n.op in (*RANDOM, "taken", "call") for tree in schedule.bodies for n in tree.nodes):
         return False
     if not main.inputs or not axes or axes[-1].length < tuning.LOOSE_LEAST:
@@ -210,13 +210,13 @@ def split_boundary(schedule: Schedule) -> Schedule:
     down = schedule.reducing and not schedule.rows
     if schedule.core is None or schedule.partly or down or not lie_in_rows(schedule):
         return schedule
-    within, last = schedule.core_bounds(schedule.along), core_axis_of_vectors(schedule)
+    within, last = schedule.core_bounds(schedule.thread_group), core_axis_of_vectors(schedule)
     fast, others = [x for x in within if x[0] == last], [x for x in within if x[0] != last]
     split, tree = add_body(schedule, fast, "a") if fast else (schedule, schedule.tree)
     if not others or not can_read_vectors(split, tree):
         return schedule
     apart = {"last": tree}
-    if fast or schedule.axes[schedule.along][-1].length % schedule.width:
+    if fast or schedule.axes[schedule.thread_group][-1].length % schedule.width:
         split, apart["others"] = add_body(split, others, "b")
     return replace(split, apart=apart)
 
@@ -228,13 +228,14 @@ def core_axis_of_vectors(schedule: Schedule) -> int:
 
 def begin_with_rows(schedule: Schedule) -> bool:
     """Whether unaligned vectors begin with each row of the output."""
-    return schedule.along == "k" and schedule.out_layout >= 0 and not schedule.reducing
+    return schedule.thread_group == "k" and schedule.out_layout >= 0 and not schedule.reducing
 
 
 def lie_in_rows(schedule: Schedule) -> bool:
     """Whether each unaligned vector lies in one row. The last one of a row may be shorter."""
     return (
-        begin_with_rows(schedule) or schedule.axes[schedule.along][-1].length % schedule.width == 0
+        begin_with_rows(schedule)
+        or schedule.axes[schedule.thread_group][-1].length % schedule.width == 0
     )
 
 
@@ -285,7 +286,7 @@ def begins_aligned(schedule: Schedule, tree: NodeTree, k: int) -> bool:
     """Whether unaligned vectors are aligned in this one input."""
     if not schedule.aligned or schedule.fast_stride(schedule.layout_of[tree.letter, k]) != 1:
         return False
-    axes = schedule.axes[schedule.along]
+    axes = schedule.axes[schedule.thread_group]
     rows = len(axes) == 1 or lie_in_rows(schedule)
     return rows and is_input_aligned(schedule, tree, k, schedule.width)
 

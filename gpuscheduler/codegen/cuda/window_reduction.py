@@ -39,7 +39,7 @@ def write(body: Body) -> KernelLoops:
         takes = body.point(tree, place, take_values(body, tree, place, "0"))
         takes = [f"for ({c} q = 0; q < {many}; ++q) {{", *across, *takes, "}"]
     else:
-        loads = enclose(body.loads(tree, body.inner(tree), place, "x#[u]"))
+        loads = enclose(body.loads(tree, body.loop_inputs(tree), place, "x#[u]"))
         takes = take_values(body, tree, place, "u")
     last = f"({schedule.index}){arguments.slot('last', axes[at].length - some)}"
     here = LoopSite({**site.coords, ("k", at): "(begin + t)"})

@@ -72,7 +72,7 @@ class CudaDevices:
         told: StepListener,
         tape: LaunchTape | None = None,
     ):
-        self.run = run = RunContext.of(plan, team, gathering, hardware, told)
+        self.run = run = RunContext.create(plan, team, gathering, hardware, told)
         self.callers = CallerOrder(run)
         self.given = GivenValues(run)
         self.transfers = Transfers(run)

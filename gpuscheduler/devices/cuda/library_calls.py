@@ -37,11 +37,11 @@ def call(task: LibraryTask, values: dict[Any, Any], bring: Callable[[Any], Any])
         there = {**values, **{name: map_leaves(send_value, values[name]) for name in names}}
         arrays = task.arrays(there, cupy.ndarray)
         if arrays is not None and all(type(a) is cupy.ndarray for a in arrays):
-            made = _called(task.call, arrays)
+            made = _call_on_gpu(task.call, arrays)
     return task.call_on_host(values, bring) if made is None else made
 
 
-def _called(of: LibraryCall, arrays: Arrays) -> Any:
+def _call_on_gpu(of: LibraryCall, arrays: Arrays) -> Any:
     """The value of a call; None where the host has to make it."""
     try:
         views = [_viewed(a, seen) for a, seen in zip(arrays, of.arguments, strict=True)]

@@ -64,7 +64,7 @@ class RunContext:
     probe: Any = None
 
     @classmethod
-    def of(
+    def create(
         cls,
         plan: Plan,
         team: Team,

@@ -223,7 +223,9 @@ def _follow_fft(name: str, library: str) -> Callable[..., TracedArray]:
     kind = name if not several else name[:-1]  # without its 2 or n
     dtypes = FLOATS if kind in ("rfft", "ihfft") else NUMBERS
 
-    def transformed(x: TracedArray, lengths: list[Any], axes: list[int], norm: Any) -> TracedArray:
+    def transform_axes(
+        x: TracedArray, lengths: list[Any], axes: list[int], norm: Any
+    ) -> TracedArray:
         """Transform along axes, the last one first, with these lengths of input or output."""
         shape = list(x.shape)
         for axis, n in zip(axes, lengths, strict=True):
@@ -253,7 +255,7 @@ def _follow_fft(name: str, library: str) -> Callable[..., TracedArray]:
 
     def of_line(a: Any, n: Any = None, axis: Any = -1, norm: Any = None) -> TracedArray:
         x = _input(word, a, dtypes)
-        return transformed(x, [checked_length(n)], [normalize_axis_index(axis, x.ndim)], norm)
+        return transform_axes(x, [checked_length(n)], [normalize_axis_index(axis, x.ndim)], norm)
 
     def of_block(a: Any, s: Any = None, axes: Any = None, norm: Any = None) -> TracedArray:
         x = _input(word, a, dtypes)
@@ -263,7 +265,7 @@ def _follow_fft(name: str, library: str) -> Callable[..., TracedArray]:
         lengths = [None] * len(every) if s is None else [checked_length(n) for n in s]
         if not every or len(lengths) != len(every):
             raise _refuse(word)
-        return transformed(x, lengths, every, norm)
+        return transform_axes(x, lengths, every, norm)
 
     only = {"out": None, "overwrite_x": False, "workers": None, "plan": None}
     default = {"axes": (-2, -1)} if name.endswith("2") else {}
@@ -338,7 +340,7 @@ def _follow_filter(name: str, signature: inspect.Signature) -> Callable[..., Tra
 def _constant(word: str, weights: Any) -> Any:
     if type(weights) is not np.ndarray:
         raise _refuse(word)
-    return ConstantArray.of(weights)
+    return ConstantArray.from_array(weights)
 
 
 def _plain_option(word: str, value: Any) -> Any:
@@ -357,21 +359,21 @@ def _widths(
 ) -> Sequence[int]:
     """How many elements a filter reads along each axis: beyond those, libraries may differ."""
 
-    def each(value: Any) -> tuple[Any, ...]:
+    def for_each_axis(value: Any) -> tuple[Any, ...]:
         out = value if isinstance(value, tuple) else (value,) * x.ndim
         if len(out) != x.ndim:
             raise _refuse(f"scipy.ndimage.{name}")
         return out
 
     if name == "gaussian_filter":
-        sigmas, radii = each(options["sigma"]), each(options["radius"])
+        sigmas, radii = for_each_axis(options["sigma"]), for_each_axis(options["radius"])
         found = [int(options["truncate"] * s + 0.5) if r is None else r
                  for s, r in zip(sigmas, radii, strict=True)]  # fmt: skip
         if min(sigmas) <= 0 or min(found) < 1:
             raise _refuse(f"scipy.ndimage.{name}")
         return [2 * r + 1 for r in found]
     if "size" in options:
-        sizes = each(options["size"])
+        sizes = for_each_axis(options["size"])
         if None in sizes or min(sizes) < 1 or not all(type(n) is int for n in sizes):
             raise _refuse(f"scipy.ndimage.{name}")
         return sizes
@@ -383,7 +385,7 @@ def _widths(
         if len(weights) != 1:
             raise _refuse(f"scipy.ndimage.{name}")
         return [weights[0] if k == axis else 1 for k in range(x.ndim)]
-    return each(weights)
+    return for_each_axis(weights)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -419,8 +421,8 @@ def _enter_ffts(module: Any) -> None:
 def _of_traced(function: Any, own: Callable[..., TracedArray]) -> Callable[..., Any]:
     """A function that is SciPy's for arrays that are there, and `own` for traced ones."""
 
-    def either(*args: Any, **kwargs: Any) -> Any:
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
         traced = any(isinstance(v, TracedArray) for v in (*args, *kwargs.values()))
         return (own if traced else function)(*args, **kwargs)
 
-    return either
+    return dispatch

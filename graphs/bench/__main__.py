@@ -4,8 +4,8 @@ Parts, which need GPUs and take several names at once: limits, tasks, copies, ov
 sweep, quarter, kernels, fusion, graphs, rounds, generated, meshes, windows. Each prints a short
 table; what is timed has run once before. `all` runs every part.
 
-Tools, each with options of its own (`--help`): anew, cluster, eviction, host, numpy_arrays,
-observe, several, sorting, sparse, square, tall, usual.
+Tools, each with options of its own (`--help`): anew, cluster, eviction, heuristics, host,
+numpy_arrays, observe, several, sorting, sparse, square, tall, usual.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTS = {
     "windows": "windows",
 }
 TOOLS = (
-    "anew", "cluster", "eviction", "host", "numpy_arrays", "observe", "several",
+    "anew", "cluster", "eviction", "heuristics", "host", "numpy_arrays", "observe", "several",
     "sorting", "sparse", "square", "tall", "usual",
 )  # fmt: skip
 

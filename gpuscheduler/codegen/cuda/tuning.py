@@ -1,5 +1,7 @@
 """Numbers that were chosen by measuring: widths, unrolling, sizes of blocks and tiles, limits.
 
+`python -m graphs.bench heuristics` measures special cases beside kernels without them.
+
 Each number says where it comes from: a row of `graphs/results.csv`, by its date and workload, with
 what was measured; a limit of the hardware or the language; or "no row" where nobody has recorded
 one. Times are milliseconds unless they say otherwise. `tests/codegen/test_tuning.py` looks the rows

@@ -101,6 +101,7 @@ WITHIN = {
         "loop_tiling",
     ],  # fmt: skip
     "codegen": [
+        "cpu/tuning",
         "cpu/njit",
         "cpu/llvm_text",
         "cpu/histogram_loops",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..codegen.cpu import evaluate, llvm_reduce, node_calls
+from ..codegen.cpu import llvm_reduce, node_calls, tuning
 from ..codegen.cuda.kernel import generate
 from ..errors import NotGenerated
 from ..ir.expr import Kernel, Program, nodes
@@ -84,7 +84,7 @@ def pays_as_kernel(program: Program) -> bool:
         return False
     if any(r.op not in llvm_reduce.REDUCED for r in kernel.reductions):
         return False
-    last, most = len(kernel.shape) - 1, evaluate.FEW_POINTS
+    last, most = len(kernel.shape) - 1, tuning.FEW_POINTS
     if last in kernel.axes and kernel.shape[last] <= most < math.prod(kernel.output_shape):
         return True
     few = math.prod([kernel.shape[k] for k in kernel.axes]) <= most

@@ -18,11 +18,10 @@ from gpuscheduler.codegen.cpu import (
     evaluate,
     llvm_code,
     llvm_jit,
-    llvm_map,
     llvm_reduce,
     llvm_text,
     node_calls,
-    region,
+    tuning,
 )
 from gpuscheduler.ir import random, regions
 from gpuscheduler.ir.expr import Expr, Kernel, Reduction, View, constant, index, nodes, source
@@ -48,8 +47,8 @@ def always(monkeypatch):
     """However small a region is, and however few cores there are."""
     evaluate._plan.cache_clear()
     evaluate._known.clear()
-    monkeypatch.setattr(llvm_map, "LEAST_POINTS", 0)
-    monkeypatch.setattr(llvm_text, "MANY", 0)
+    monkeypatch.setattr(tuning, "LEAST_POINTS", 0)
+    monkeypatch.setattr(tuning, "MANY", 0)
     yield
     evaluate._plan.cache_clear()
     evaluate._known.clear()
@@ -62,7 +61,7 @@ def values(dtype, n=70):
 
 
 def code_of(kernel):
-    plan = evaluate._plan(kernel, None, evaluate.BLOCK_BYTES, ())
+    plan = evaluate._plan(kernel, None, tuning.BLOCK_BYTES, ())
     if kernel.reductions:
         return plan.codes[0] if len(plan.codes) == 1 else None
     return plan.outputs[0].code
@@ -294,7 +293,7 @@ def test_elements_that_are_apart(always, axes, step, dtype):
         want = want.sum(axis=axes)
     else:
         kernel = Kernel((30, n), (tree,))
-    near = 40 * abs(step) * a.itemsize <= llvm_text.APART
+    near = 40 * abs(step) * a.itemsize <= tuning.APART
     if near or not axes:  # short rows are taken as columns
         assert (code_of(kernel) is not None) == near
     (got,) = evaluate.evaluate(kernel, [a])
@@ -576,9 +575,9 @@ def evaluated_in_blocks(kernel, words, drawn_bytes):
     arrays = [a.astype(inner[0].dtype).reshape(kernel.shape) for a in arrays]
     with pytest.MonkeyPatch.context() as patch:
         if drawn_bytes is None:
-            patch.setattr(llvm_map, "LEAST_POINTS", 2**60)
+            patch.setattr(tuning, "LEAST_POINTS", 2**60)
         else:
-            patch.setattr(region, "DRAWN_BYTES", drawn_bytes)
+            patch.setattr(tuning, "DRAWN_BYTES", drawn_bytes)
         return evaluate.evaluate(kernel, arrays, words=words)
 
 
@@ -606,7 +605,7 @@ def test_what_is_made_of_draws_is_machine_code(always, args, reduces):
     if reduces:
         reduction = Reduction("sum", values, (values.dtype,))
         kernel = Kernel((1000, 3), (Expr("reduced", (), values.dtype, (0, 0)),), (reduction,), (1,))
-    plan = evaluate._plan(kernel, None, evaluate.BLOCK_BYTES, ())
+    plan = evaluate._plan(kernel, None, tuning.BLOCK_BYTES, ())
     if reduces:
         assert plan.regions[0].drawn_numbers.has_reducing_code(plan)
     else:

@@ -1,5 +1,6 @@
 """Kernels on the CPU: evaluated by NumPy, or as LLVM loops.
 
+tuning           Numbers that were chosen by measuring, each with its source.
 njit             Numba's compiler for the loops of this package, with its cache on disk.
 llvm_text        LLVM IR as text: types, values and the statements of one loop nest.
 histogram_loops  Numba loops that find, count and weigh values in bins.

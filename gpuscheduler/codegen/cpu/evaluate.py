@@ -33,7 +33,7 @@ from ...ir.expr import (
 )
 from ...ir.regions import Box, cut_for, simplify_in_box
 from ...ir.split_scans import BOTH, carried_as
-from . import histogram, llvm_code, llvm_map, llvm_reduce
+from . import histogram, llvm_code, llvm_map, llvm_reduce, tuning
 from .accumulate import (
     Array,
     PairwiseMerger,
@@ -54,21 +54,11 @@ from .llvm_text import OPEN
 from .node_calls import GUARDED
 from .region import Bounds, Region, RegionRun, block_boxes
 
-#: Bytes of one temporary: a few of them fit the cache that cores share. Smaller ones, which fit a
-#: core's own cache, are no faster in one thread. In two threads they take up to four times as long,
-#: for each NumPy call takes the interpreter's lock. Measured with 2 cores and with 16.
-BLOCK_BYTES = 4 * 1024 * 1024
-#: Most points that are added one after the other, as NumPy does along all axes but the last. Rows
-#: of no more points are reduced side by side. Measured: longer rows are faster one by one.
-FEW_POINTS = 16
-#: A region with fewer than one in this many of a kernel's points is not compiled.
-SMALL_PART = 64
-
 
 def evaluate(
     kernel: Kernel,
     arrays: Mapping[int, Array] | Sequence[Array],
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: int = tuning.BLOCK_BYTES,
     words: Mapping[Expr, Expr] | None = None,
     out: Array | None = None,
 ) -> tuple[Array, ...]:
@@ -274,7 +264,7 @@ class _EvaluationPlan:
 
     def _code(self, region: Region) -> llvm_code.CompiledLoop | None:
         whole = self.kernel.shape
-        if not llvm_map.is_worth_compiling(whole) or SMALL_PART * math.prod(
+        if not llvm_map.is_worth_compiling(whole) or tuning.SMALL_PART * math.prod(
             region.shape
         ) < math.prod(whole):
             return None
@@ -294,7 +284,8 @@ class _EvaluationPlan:
         """
         position, order = region.views[-1], list(range(len(shape)))
         along = len(shape) - 1 in region.reduced
-        if along and shape[-1] <= FEW_POINTS and region.stays:  # many results beside each other
+        few = shape[-1] <= tuning.FEW_POINTS
+        if along and few and region.stays:  # many results beside each other
             last = region.stays[-1]
             order = [*[k for k in range(len(shape)) if k != last], last]
             shape, along = tuple([shape[k] for k in order]), False
@@ -317,7 +308,7 @@ class _EvaluationPlan:
     @cached_property
     def has_few_points(self) -> bool:
         """Whether so few points are reduced that rounding errors are those of NumPy's sums."""
-        return math.prod([self.kernel.shape[k] for k in self.kernel.axes]) <= FEW_POINTS
+        return math.prod([self.kernel.shape[k] for k in self.kernel.axes]) <= tuning.FEW_POINTS
 
     @cached_property
     def output_results(self) -> list[int] | None:

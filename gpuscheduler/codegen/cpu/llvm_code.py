@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...ir.expr import DType, View
+from . import tuning
 from .llvm_text import OPEN, Array, NotWritten, RegionLoop
 
 # ---- functions
@@ -20,11 +21,9 @@ class LoopFunction(NamedTuple):
     ints: tuple[tuple[str, Any], ...]  # numbers that it is given
 
 
-#: The text of a loop by its structure, or None where there is none. Writing takes longer than many
-#: regions take to run.
+#: The text of a loop by its structure, or None where there is none.
 _written: dict[Any, Any] = {}
 _UNKNOWN = object()
-MOST_WRITTEN = 4096
 
 
 def find_or_write(words: Any, write: Callable[[], LoopFunction]) -> LoopFunction:
@@ -35,7 +34,7 @@ def find_or_write(words: Any, write: Callable[[], LoopFunction]) -> LoopFunction
             found = write()
         except NotWritten:
             found = None
-        if len(_written) >= MOST_WRITTEN:
+        if len(_written) >= tuning.MOST_WRITTEN:
             _written.clear()
         _written[words] = found
     if found is None:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ... import disk_cache
-from .llvm_text import MOST_POINTERS, Array, LlvmText, NotWritten, RegionLoop, compile_target
+from . import tuning
+from .llvm_text import Array, LlvmText, NotWritten, RegionLoop, compile_target
 
 
 def array_literal(value: Array) -> str:
@@ -25,7 +26,7 @@ def compile_function(
     text: LlvmText, row: RegionLoop, outs: int, helpers: str
 ) -> Callable[..., Any]:
     pointers = [*row.pointers, *[f"%out{n}" for n in range(outs)]]
-    if len(pointers) > MOST_POINTERS:
+    if len(pointers) > tuning.MOST_POINTERS:
         raise NotWritten("too many arrays")
     words = ["ptr noalias nocapture readonly %ints"]
     words += [f"ptr noalias nocapture readonly {p}" for p in row.pointers]

@@ -18,13 +18,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ...ir.expr import Expr, View
+from . import tuning
 from .llvm_code import CompiledLoop, LoopFunction, find_or_write
 from .llvm_jit import compile_function
 from .llvm_text import LlvmText, NotWritten, RegionLoop, memory_type, total
-
-#: Points of a region from which on it is compiled: this takes 50 ms, once for each kernel on a
-#: machine.
-LEAST_POINTS = 2**17
 
 
 def map_loop(
@@ -65,4 +62,4 @@ def _write_map_loop(row: RegionLoop, roots: Sequence[Expr]) -> LoopFunction:
 
 def is_worth_compiling(shape: Sequence[int]) -> bool:
     """Whether a region is large enough."""
-    return math.prod(shape) >= LEAST_POINTS
+    return math.prod(shape) >= tuning.LEAST_POINTS

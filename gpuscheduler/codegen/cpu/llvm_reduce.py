@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.expr import DType, Expr, Reduction, View
+from . import tuning
 from .llvm_code import (
     EXTREMES,
     MOMENT,
@@ -21,9 +22,6 @@ from .llvm_code import (
 )
 from .llvm_jit import array_literal, compile_function
 from .llvm_text import (
-    COLUMNS,
-    LANES,
-    PIECE,
     Array,
     LlvmText,
     NotWritten,
@@ -105,7 +103,7 @@ def _write_reduction_loop(row: RegionLoop, roots: Sequence[Expr], reductions: Se
 
     def pieces(stack: ExitStack) -> tuple[str, str]:
         """Where each piece of a row begins, and how long it is."""
-        most = PIECE if along else COLUMNS
+        most = tuning.PIECE if along else tuning.COLUMNS
         start = stack.enter_context(text.loop(row.lengths[-1], most))
         left = text(f"sub nsw i64 {row.lengths[-1]}, {start}")
         less = text(f"icmp slt i64 {left}, {most}")
@@ -116,7 +114,8 @@ def _write_reduction_loop(row: RegionLoop, roots: Sequence[Expr], reductions: Se
             where, position = rows(stack)
             start, count = pieces(stack)
             buffers = [
-                text.emit_once(f"alloca [{PIECE} x {memory_type(t)}], align 64") for t in types
+                text.emit_once(f"alloca [{tuning.PIECE} x {memory_type(t)}], align 64")
+                for t in types
             ]
             with text.loop(count) as i:
                 values = row.values(text(f"add nsw i64 {start}, {i}"), roots)
@@ -352,16 +351,16 @@ def _moment() -> str:
 def _lanes(name: str, op: str, dtype: DType, used: set[str]) -> str:
     """A function that reduces a piece of a row, in lanes."""
     text, kind = LlvmText(), memory_type(dtype)
-    lanes = text.emit_once(f"alloca [{LANES} x {kind}], align 64")
+    lanes = text.emit_once(f"alloca [{tuning.LANES} x {kind}], align 64")
     begin = identity(op, dtype)
-    with text.loop(str(LANES)) as i:
+    with text.loop(str(tuning.LANES)) as i:
         text.store(dtype, array_literal(begin), text.pointer_to(kind, lanes, i))
 
     def merge_into(place: str, value: str) -> None:
         text.store(dtype, _merge_states(text, op, dtype, text.load(dtype, place), value), place)
 
-    whole = text(f"and i64 %count, {-LANES}")
-    with text.loop(whole, LANES) as start, text.loop(str(LANES)) as i:
+    whole = text(f"and i64 %count, {-tuning.LANES}")
+    with text.loop(whole, tuning.LANES) as start, text.loop(str(tuning.LANES)) as i:
         j = text(f"add nsw i64 {start}, {i}")
         merge_into(
             text.pointer_to(kind, lanes, i), text.load(dtype, text.pointer_to(kind, "%piece", j))
@@ -372,7 +371,7 @@ def _lanes(name: str, op: str, dtype: DType, used: set[str]) -> str:
         merge_into(
             text.pointer_to(kind, lanes, i), text.load(dtype, text.pointer_to(kind, "%piece", j))
         )
-    half = LANES // 2
+    half = tuning.LANES // 2
     while half:
         with text.loop(str(half)) as i:
             other = text.pointer_to(kind, lanes, text(f"add nsw i64 {i}, {half}"))

@@ -11,22 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...ir.expr import DType, Expr, nodes
+from . import tuning
 
 Array = np.ndarray[Any, Any]
-#: Elements of a row that are computed before they are added up: they stay in the fastest cache.
-PIECE = 1024
-#: Columns that are added up side by side: their states stay in the fastest cache.
-COLUMNS = 512
-#: Most bytes from one element of a row to the next. Beyond two lines of the cache NumPy is faster,
-#: up to five times for columns of 2**k rows: it goes along the shorter steps.
-APART = 128
-#: Numbers that are added up side by side.
-LANES = 32
-#: Cores from which on functions of the C library are called. NumPy's take a half to a quarter of
-#: the time in one thread, but many threads wait for each other at each call.
-MANY = 8
-#: Most arrays, constants and results of one function.
-MOST_POINTERS = 60
 #: A constant that each call of `evaluate` gives. Only kernels made there have it.
 OPEN = "open"
 
@@ -301,7 +288,7 @@ class LlvmText:
             return self(f"fdiv {kind} 1.0, {args[0]}")
         if op in _ROUND:
             return self.call(f"llvm.{_ROUND[op]}.{_suffix(kind)}", kind, args[0])
-        if op in _LIBRARY and cores() >= MANY and _library_has(_LIBRARY[op]):
+        if op in _LIBRARY and cores() >= tuning.MANY and _library_has(_LIBRARY[op]):
             return self.call(_LIBRARY[op] + "f" * (kind == "float"), kind, *args)
         raise NotWritten(op)
 
@@ -364,7 +351,7 @@ class RegionLoop:
         kind = memory_type(leaf.dtype)
         if leaf.op == "input":
             *outer, inner = leaf.data[1].strides
-            if abs(inner) * leaf.dtype.itemsize > APART:
+            if abs(inner) * leaf.dtype.itemsize > tuning.APART:
                 raise NotWritten("memory that is not read along the rows")
             if any(outer) or inner:
                 steps = [self.number("stride", (n, k)) for k in range(self.axes - 1)]
@@ -428,7 +415,7 @@ def written_operation(node: Expr) -> Any:
         return None
     if node.op == "input":
         *outer, inner = node.data[1].strides
-        near = abs(inner) * node.dtype.itemsize <= APART
+        near = abs(inner) * node.dtype.itemsize <= tuning.APART
         return any(outer), inner if inner in (0, 1) else None, near
     half = node.op == "power" and node.args[1].op == "constant" and node.args[1].value == 0.5
     return node.data, half

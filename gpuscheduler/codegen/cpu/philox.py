@@ -8,10 +8,7 @@ import numpy as np
 
 from ...ir.expr import DType, View
 from ...ir.random import Array
-
-#: Rows of fewer elements are drawn many at once: to begin one takes as long as to draw so many.
-SHORT_ROW = 32
-
+from . import tuning
 
 # ---- numbers
 
@@ -59,7 +56,7 @@ def fill(op: str, key: int, view: View, out: Array) -> None:
     starts: Any = np.array([view.offset], np.int64)
     for n, s in zip(lengths[:-1], strides[:-1], strict=True):
         starts = (starts[:, None] + s * np.arange(n)).reshape(-1)
-    if lengths[-1] < SHORT_ROW and len(starts) > 1:
+    if lengths[-1] < tuning.SHORT_ROW and len(starts) > 1:
         places = starts[:, None] + strides[-1] * np.arange(lengths[-1])
         _run_at(op, key, places.reshape(-1), target.reshape(-1))
     else:

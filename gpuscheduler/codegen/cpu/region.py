@@ -13,7 +13,7 @@ import numpy as np
 
 from ...ir.expr import RANDOM, DType, Expr, View, nodes, substitute, view_of, with_view
 from ...ir.regions import Box, as_affine
-from . import llvm_code, llvm_map, philox
+from . import llvm_code, llvm_map, philox, tuning
 from .accumulate import ALL_POINTS, Array, State, broadcast_view
 from .array_memory import BufferMemory, buffer_memory
 from .llvm_text import OPEN
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 #: The first and the last element that an array has, counted from its first one.
 Bounds = Mapping[int, tuple[int, int]]
-#: Bytes of random numbers that are drawn for machine code at once: they stay in a core's cache.
-DRAWN_BYTES = 2**20
 #: Number of the first buffer of such numbers, among arrays; the others come before.
 BUFFERS = -1_000_000
 
@@ -295,7 +293,7 @@ class DrawnNumbers:
 
     def __init__(self, region: Region):
         self.region = region
-        self.block = region.choose_block(min(region.block_bytes, DRAWN_BYTES))
+        self.block = region.choose_block(min(region.block_bytes, tuning.DRAWN_BYTES))
         self.draws: list[DrawCall] = []
         self.numbers: dict[int, int] = {}  # of nodes, by their ids
         for node in nodes(region.exprs):

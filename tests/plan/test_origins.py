@@ -236,6 +236,8 @@ def test_the_code_is_where_a_function_is_defined(scheduler):
 @pytest.mark.parametrize(("file", "module", "own"), [
     ("/home/me/wave.py", "wave", True),  # as a module of the standard library is called
     (inspect.getfile(json), "json", False),
+    ("/src/graphs/matmul.py", "gpuscheduler.graphs.matmul", True),  # a reference workload
+    (inspect.getfile(lines), "gpuscheduler.frontend.lines", False),
     ("/home/me/dask/array/core.py", "dask.array.core", False),  # installed for development
     ("/venv/lib/python3.11/site-packages/flox/core.py", "mine", False),
 ])  # fmt: skip

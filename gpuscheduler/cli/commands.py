@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -26,6 +25,7 @@ from rich.table import Table
 from .. import default
 from ..diagnostics.explain import Explanation, explain_plan
 from ..diagnostics.progress import ProgressDisplay, TerminalScreen
+from ..diagnostics.text import write_text
 from ..errors import OutOfMemory, PlanError
 from ..frontend.graph import Graph
 from ..frontend.lowering import from_dask, received_by_scheduler
@@ -240,7 +240,10 @@ def plan(
         f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps{unknown}, "
         f"predicted {planned.qualifier}{format_seconds(foreseen.seconds)}"
     )
-    for table in (*prediction_table(planned, foreseen), *kernel_tables(planned)):
+    for table in (
+        *prediction_table(planned, foreseen),
+        *(kernel_tables(planned) if source else ()),
+    ):
         console.print(table)
     kind = "cuda" if pretend else s.hardware.kind
     page = explain_plan(planned, foreseen, is_gpu=kind == "cuda")
@@ -255,9 +258,8 @@ def plan(
 
 
 def write_html(path: str, page: Explanation) -> None:
-    text = f"<!doctype html><meta charset='utf-8'>{page._repr_html_()}\n"
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(path, f"<!doctype html><meta charset='utf-8'>{page._repr_html_()}\n")
     except OSError as error:
         raise click.ClickException(f"--html: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 import numpy as np
-from dask.utils import format_bytes, key_split
+from dask.utils import format_bytes
 from rich.table import Table
 
 from .._version import __version__
@@ -317,7 +317,7 @@ def pass_table(planned: Plan) -> Table:
 
 
 def kernel_tables(planned: Plan) -> Iterator[Table]:
-    """Tables of the fused kernels, their launches, and why other tasks are no kernels."""
+    """A table of the fused kernels and their launches; nothing where there are none."""
     counts = Counter(k for f in kernel_tasks(planned) for k in f.program.kernels)
     if counts:
         table = Table("kernel", "times", "bytes", "operations", title="fused kernels")
@@ -329,12 +329,6 @@ def kernel_tables(planned: Plan) -> Iterator[Table]:
             row[2] += times * kernel.operations()
         for name, (times, nbytes, operations) in rows.items():
             table.add_row(name, f"{times:,}", format_bytes(nbytes), f"{operations:.3g}")
-        yield table
-    reasons = Counter((why, key_split(planned.steps[i].key)) for i, why in planned.why.items())
-    if reasons:
-        table = Table("steps", "of", "why they are no kernel", title="operation by operation")
-        for (reason, name), times in reasons.most_common():
-            table.add_row(f"{times:,}", name, reason)
         yield table
 
 

@@ -51,16 +51,12 @@ STALE = 3.0
 WIDTH = 1380
 
 
-class Colors:
+class Colors(dict[str, str]):
     """A colour for each label, which it keeps."""
 
-    def __init__(self) -> None:
-        self._of: dict[str, str] = {}
-
-    def __getitem__(self, label: str) -> str:
-        if label not in self._of:
-            self._of[label] = COLOURS[len(self._of) % len(COLOURS)]
-        return self._of[label]
+    def __missing__(self, label: str) -> str:
+        self[label] = COLOURS[len(self) % len(COLOURS)]
+        return self[label]
 
 
 # ---- text

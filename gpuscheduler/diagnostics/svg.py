@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from math import floor, log10
 from typing import Any
 
 import numpy as np
@@ -247,21 +248,15 @@ def thin_out(times: Any, values: Any, most: int = MOST_POINTS) -> tuple[Any, Any
     return times[kept], values[kept]
 
 
-def round_ticks(begin: float, end: float, most: int = 8) -> list[float]:
-    """Round numbers between two, at most so many.
+def round_ticks(span: float, most: int = 8) -> list[float]:
+    """Round numbers from 0 to `span`, about so many at most.
 
-    >>> round_ticks(0, 10, 5)
+    >>> round_ticks(10, 5)
     [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     """
-    span = (end - begin) or 1.0
-    size = 10.0 ** len(str(int(span)))
-    for _ in range(40):
-        smaller = next((size / d for d in (2, 5, 10) if span / (size / d) <= most), None)
-        if smaller is None:
-            break
-        size = min([size / d for d in (2, 5, 10) if span / (size / d) <= most])
-    first = -(-begin // size) * size
-    return [first + k * size for k in range(int((end - first) / size + 1e-9) + 1)]
+    size = 10.0 ** floor(log10(span / most))
+    size *= next(f for f in (1, 2, 5, 10) if span / (f * size) <= most * (1 + 1e-9))
+    return [k * size for k in range(int(span / size + 1e-9) + 1)]
 
 
 def _time_axis(begin: float, end: float, y: float) -> list[str]:
@@ -269,8 +264,9 @@ def _time_axis(begin: float, end: float, y: float) -> list[str]:
     inner = WIDTH - LEFT - RIGHT
     size, unit = next((s, u) for s, u in UNITS if end - begin >= s or s == 1)
     out = []
-    for at in round_ticks(0.0, end - begin):
-        x = LEFT + inner * at / ((end - begin) or 1.0)
+    span = (end - begin) or 1.0
+    for at in round_ticks(span):
+        x = LEFT + inner * at / span
         out.append(f'<line x1="{x:.1f}" y1="{y}" x2="{x:.1f}" y2="{y + 5}" stroke="#777"/>')
         out.append(_text(x, y + 18, f"{at / size:g} {unit}", "middle", SMALL))
     return out

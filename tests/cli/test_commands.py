@@ -289,7 +289,7 @@ def test_plan_predicts_for_gpus_that_are_not_there(call):
         r"transpose_sum 65536 on 4 pretended H200: \d+ steps, predicted [\d.]+ m?s", out
     )
     assert "118.18 GiB" in out
-    links = out.split("links")[1].split("fused kernels")[0]
+    links = out.split("links")[1].split("runs as")[0]
     moved = {
         (int(a), int(b)): float(n)
         for a, b, n in re.findall(r"device (\d) +│ device (\d) +│ ([\d.]+) MiB", links)

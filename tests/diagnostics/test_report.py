@@ -268,7 +268,7 @@ def test_thinning_keeps_the_largest_and_the_last(values):
 @thorough
 @given(st.floats(1e-9, 1e15))
 def test_ticks_are_few_and_within(span):
-    found = round_ticks(0.0, span)
+    found = round_ticks(span)
     assert 1 <= len(found) <= 12
     assert all(0 <= t <= span * (1 + 1e-9) for t in found)
 

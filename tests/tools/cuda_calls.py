@@ -35,7 +35,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-if os.environ.get("PYTHONHASHSEED") != "0":
+if __name__ == "__main__" and os.environ.get("PYTHONHASHSEED") != "0":
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
 
 
@@ -55,8 +55,9 @@ class Clock:
 
 clock = Clock()
 real_monotonic = time.monotonic
-time.perf_counter = time.monotonic = clock.seconds
-time.perf_counter_ns = time.monotonic_ns = clock.nanoseconds
+if __name__ == "__main__":  # before others import what the clock says
+    time.perf_counter = time.monotonic = clock.seconds
+    time.perf_counter_ns = time.monotonic_ns = clock.nanoseconds
 
 import cupy
 import dask

@@ -139,10 +139,11 @@ def test_the_factors_of_matrices_have_known_sizes():
     """Of float32, too, and of what is no matrix's shape for NumPy alone: blocks of few rows."""
     x = da.random.default_rng(0).normal(size=(100, 8), chunks=(10, 8)).astype("f4")
     short = x.rechunk((5, 8))
+    wide, u = da.linalg.qr(x.T), da.linalg.lu(x[:8])[2]
     with Scheduler("cpu:1", fuse=False) as s:
-        for lazy in (
-            *da.linalg.svd(x), *da.linalg.svd(short), *da.linalg.qr(x.T), *da.linalg.tsqr(short),
-            da.linalg.lu(x[:8])[2], da.linalg.svd_compressed(x, 3, seed=0)[1],
+        for lazy in (  # of several blocks, or read: the copy of a single one has no known size
+            *da.linalg.svd(x), *da.linalg.svd(short), wide[0].rechunk(4), wide[1],
+            *da.linalg.tsqr(short), u.rechunk(4), da.linalg.svd_compressed(x, 3, seed=0)[1],
         ):  # fmt: skip
             plan = s.plan(lazy)
             assert not plan.unknown_count, lazy

@@ -286,6 +286,7 @@ WITHIN = {
         "cuda/nvml",
         "cuda/ranges",
         "cuda/launch",
+        "cuda/kernel_code",
         "cuda/kernels",
         "cuda/random_kernels",
         "cuda/result_rooms",

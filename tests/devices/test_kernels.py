@@ -13,8 +13,8 @@ pytest.importorskip("cupy")
 
 from gpuscheduler import disk_cache
 from gpuscheduler.codegen.cuda.kernel import generate
-from gpuscheduler.devices.cuda import kernels as cuda_kernels
-from gpuscheduler.devices.cuda import launch
+from gpuscheduler.devices.cuda import kernel_code, launch
+from gpuscheduler.devices.cuda.kernels import Kernels
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.ir.expr import Expr, View
 from gpuscheduler.tracing import numba_cuda, trace
@@ -38,11 +38,11 @@ def source():
 
 
 def words(text, arch=ARCH, fast_math=False, single=True):
-    return cuda_kernels._code_words(text, arch, (), fast_math, single)
+    return kernel_code._code_words(text, arch, (), fast_math, single)
 
 
 def test_machine_code_is_kept_from_process_to_process(folder):
-    cubin = cuda_kernels.compile_kernel(source(), ARCH, single=True)
+    cubin = kernel_code.compile_kernel(source(), ARCH, single=True)
     assert disk_cache.read(words(source())) is None
     disk_cache.keep(words(source()), cubin)
     assert disk_cache.read(words(source())) == cubin
@@ -57,31 +57,31 @@ def test_only_the_kernel_that_is_wanted_is_compiled():
     )
     names = made.name.encode() + b"\0", made.name.encode() + b"_one\0"
     for single, there in ((None, (True, True)), (True, (False, True)), (False, (True, False))):
-        cubin = cuda_kernels.compile_kernel(made.source, ARCH, single=single)
+        cubin = kernel_code.compile_kernel(made.source, ARCH, single=single)
         assert tuple(name in cubin for name in names) == there
 
 
 def test_a_failed_compilation_has_the_compilers_words():
-    with pytest.raises(cuda_kernels.CompileFailed, match="expected a"):
-        cuda_kernels.compile_kernel("int main(", ARCH)
+    with pytest.raises(kernel_code.CompileFailed, match="expected a"):
+        kernel_code.compile_kernel("int main(", ARCH)
 
 
 def test_a_kernel_that_is_not_to_be_had_is_said_once():
-    kernels = cuda_kernels.Kernels()
+    kernels = Kernels()
     program = trace_function(lambda x: x + 1, [AbstractArray((8,), np.dtype("f4"))])
     fused = KernelTask("x", program, ("a",), (AbstractArray((8,), np.dtype("f4")),), (), None, dict)
     with pytest.warns(RuntimeWarning, match=r"'x' is computed operation by operation.*no such op"):
-        kernels._give_up(fused, cuda_kernels.CompileFailed("no such op"))
+        kernels._give_up(fused, kernel_code.CompileFailed("no such op"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernels._give_up(fused, cuda_kernels.CompileFailed("no such op"))
+        kernels._give_up(fused, kernel_code.CompileFailed("no such op"))
         assert kernels.run(fused, {"a": 7}, 0, launch.Workspace()) == {"a": 7}  # as it was
 
 
 def test_fast_mathematics_is_other_code_and_kept_apart(folder):
     program = trace_function(lambda x, y: x / y * y + x, [AbstractArray((8,), np.dtype("f4"))] * 2)
     text = generate(program.kernels[0]).source
-    exact, fast = (cuda_kernels.compile_kernel(text, ARCH, fast_math=f) for f in (False, True))
+    exact, fast = (kernel_code.compile_kernel(text, ARCH, fast_math=f) for f in (False, True))
     assert len(fast) < len(exact)  # no slow path of a division
     disk_cache.keep(words(text, fast_math=True), fast)
     assert disk_cache.read(words(text)) is None
@@ -102,8 +102,8 @@ def halvings(x):
 def tasks(monkeypatch):
     """Three kernels, of which two call the same function; on a device that is not there."""
     device = SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90")
-    monkeypatch.setattr(cuda_kernels.cupy.cuda, "Device", lambda number: device)
-    monkeypatch.setattr(cuda_kernels.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(kernel_code.cupy.cuda, "Device", lambda number: device)
+    monkeypatch.setattr(kernel_code.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(trace, "why_impure", lambda function, **_: None)  # as of a mesh's own
     call = calling(halvings)
     return [
@@ -134,10 +134,10 @@ def test_a_first_run_compiles_each_function_once_and_the_next_process_nothing(
         monkeypatch.setattr(module, name, lambda *a: made.append(name) or real(*a))
 
     for module, name in (
-        (numba_cuda, "_compile_with_numba"), (numba_cuda, "link"), (cuda_kernels, "_translate"),
+        (numba_cuda, "_compile_with_numba"), (numba_cuda, "link"), (kernel_code, "_translate"),
     ):  # fmt: skip
         counted(module, name)
-    first = cuda_kernels.Kernels()
+    first = kernel_code.KernelCode()
     first.compile_ahead(tasks, 0)
     assert sorted(made) == ["_compile_with_numba", *["_translate"] * 3, "link", "link"]
     assert first.compiled == 3
@@ -146,7 +146,7 @@ def test_a_first_run_compiles_each_function_once_and_the_next_process_nothing(
     for file in folder.iterdir():  # what was made of the function alone may be gone
         if file.read_bytes()[32:36] != b"\x7fELF":
             file.unlink()
-    again = cuda_kernels.Kernels()
+    again = kernel_code.KernelCode()
     again.compile_ahead(tasks, 0)
     assert len(made) == 6
     assert again.compiled == 0
@@ -169,8 +169,8 @@ def test_kernels_without_functions_are_compiled_while_numba_works(folder, tasks,
         return b""
 
     monkeypatch.setattr(numba_cuda, "compile_call", function)
-    monkeypatch.setattr(cuda_kernels, "compile_kernel", kernel)
-    kernels = cuda_kernels.Kernels()
+    monkeypatch.setattr(kernel_code, "compile_kernel", kernel)
+    kernels = kernel_code.KernelCode()
     other = calling(lambda x: halvings(x) + 1)  # which waits for the first, in the same thread
     kernels.compile_ahead([*tasks, fused(lambda x: apply_expression(other, [x]).sum())], 0)
     assert order == [False, True, True, True]

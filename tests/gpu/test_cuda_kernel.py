@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuscheduler.codegen.cpu import evaluate
 from gpuscheduler.codegen.cuda.kernel import generate
-from gpuscheduler.devices.cuda.kernels import compile_kernel
+from gpuscheduler.devices.cuda.kernel_code import compile_kernel
 from gpuscheduler.ir.expr import Expr, Kernel, View, constant, index, source
 from tests.codegen.test_cuda_kernel import (
     CASES,

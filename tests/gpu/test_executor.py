@@ -28,6 +28,7 @@ from gpuscheduler.devices.cuda import arrays as cuda_arrays
 from gpuscheduler.devices.cuda import (
     executor,
     hardware,
+    kernel_code,
     kernels,
     lane_orders,
 )
@@ -879,7 +880,7 @@ def test_compiled_kernels_are_launched_by_the_callers_thread(scheduler, monkeypa
 
 def test_kernels_of_a_plan_are_compiled_several_at_a_time_and_once(monkeypatch):
     """None of them in the middle of the run, nor again for other blocks and other numbers."""
-    real, compiled, launched = kernels.compile_kernel, [], []
+    real, compiled, launched = kernel_code.compile_kernel, [], []
     first_two, meet = iter(range(2)), threading.Barrier(2)
 
     def compile_one(source, *options):
@@ -888,15 +889,15 @@ def test_kernels_of_a_plan_are_compiled_several_at_a_time_and_once(monkeypatch):
         compiled.append(source)
         return real(source, *options)
 
-    function = kernels.Kernels._function
+    function = kernel_code.KernelCode._function
 
     def load(*args):
         launched.append(len(compiled))
         return function(*args)
 
     monkeypatch.setattr(disk_cache, "read", lambda words: None)
-    monkeypatch.setattr(kernels, "compile_kernel", compile_one)
-    monkeypatch.setattr(kernels.Kernels, "_function", load)
+    monkeypatch.setattr(kernel_code, "compile_kernel", compile_one)
+    monkeypatch.setattr(kernel_code.KernelCode, "_function", load)
 
     def both(x, n):
         return (da.exp(x + n) * 2).sum(), da.cumsum(x - n, axis=0).max(axis=1)
@@ -907,7 +908,7 @@ def test_kernels_of_a_plan_are_compiled_several_at_a_time_and_once(monkeypatch):
             dask.compute(*both(x, n))
             if n == 1:
                 first = len(compiled)
-        assert s.hardware.kernels.compiled == len(compiled) == first > 2
+        assert s.hardware.kernels.code.compiled == len(compiled) == first > 2
         assert set(launched) == {first}
 
 

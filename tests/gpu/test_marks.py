@@ -284,7 +284,7 @@ def test_each_compilation_is_a_note():
     with Scheduler("cuda:0", fuse_least=0) as s, s.record("steps") as recording:
         x = da.from_array(cupy.ones(64, "f4"), chunks=64)
         (da.sin(x) * 0.4711 + da.cos(x)).sum().compute()
-        compiled = s.hardware.kernels.compiled
+        compiled = s.hardware.kernels.code.compiled
     notes = [n for n in recording.notes() if n.kind == "compile"]
     assert len(notes) == compiled
     assert all(n.fields["seconds"] >= 0 and n.fields["kernel"] for n in notes)

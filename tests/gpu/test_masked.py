@@ -148,15 +148,15 @@ def test_more_operations_than_a_kernel_has(rounds):
 
 @pytest.mark.parametrize("broken", ["generate", "compile_kernel"])
 def test_where_there_is_no_kernel_it_is_done_operation_by_operation(monkeypatch, broken):
-    from gpuscheduler.devices.cuda import kernels
+    from gpuscheduler.devices.cuda import kernel_code
     from gpuscheduler.errors import NotGenerated
 
     def fail(*args, **kwargs):
-        raise {"generate": NotGenerated, "compile_kernel": kernels.CompileFailed}[broken](
+        raise {"generate": NotGenerated, "compile_kernel": kernel_code.CompileFailed}[broken](
             "none today"
         )
 
-    monkeypatch.setattr(kernels, broken, fail)
+    monkeypatch.setattr(kernel_code, broken, fail)
     x = np.random.default_rng(2).random(3000)
     with gpuscheduler.Scheduler("cuda:0", fuse_least=0):
         y = da.from_array(cupy.asarray(x), chunks=1000)

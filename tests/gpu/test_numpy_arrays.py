@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 import gpuscheduler
 from gpuscheduler import GpuUnused, PlanError
 from gpuscheduler.cli import commands
-from gpuscheduler.devices.cuda.kernels import CompileFailed, Kernels
+from gpuscheduler.devices.cuda.kernel_code import CompileFailed, KernelCode
+from gpuscheduler.devices.cuda.kernels import Kernels
 from gpuscheduler.fusion.residency import HostTask
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.pipeline import choice, numpy_arrays
@@ -383,7 +384,7 @@ def test_a_kernel_that_does_not_work_runs_as_its_functions_with_numpys_arrays(
         def fails(*_, **__):
             raise CompileFailed("no such instruction")
 
-        monkeypatch.setattr(Kernels, "get_prepared", fails)
+        monkeypatch.setattr(KernelCode, "get_prepared", fails)
     kinds = []
 
     def told(block):

@@ -15,6 +15,7 @@ import dask.array as da
 import gpuscheduler
 from gpuscheduler.devices.cuda import (
     host_steps,
+    kernel_code,
     kernels,
 )
 from gpuscheduler.devices.cuda.numpy_fallback import SAID, LaunchFailed
@@ -60,13 +61,13 @@ CALLED = "mixed", "of the host"
 #: Parts of the way, and the programs that go it.
 PARTS = {
     "arrays": (KernelTask, "arrays", KERNELS),
-    "ready": (kernels.Kernels, "ready", KERNELS),
+    "prepared": (kernel_code.KernelCode, "get_prepared", KERNELS),
     "launch": (kernels.Kernels, "_launch", ("one", "one or none")),
     "start": (kernels.Kernels, "_start", ("one", "picked")),
     "launch all": (kernels.Kernels, "_launch_all", ("several",)),
     "queue": (kernels, "queue", ("several",)),
     "batch pointers": (kernels, "batch_pointers", ("several",)),
-    "found": (OptionalTask, "found", ("one or none",)),
+    "found": (OptionalTask, "extract_value", ("one or none",)),
     "moved": (host_steps, "move_task", ("mixed",)),
     "at home": (host_steps, "move_to_host", ("of the host",)),
     "sent": (host_steps, "send_value", ("of the host",)),

@@ -18,6 +18,7 @@ from gpuscheduler import disk_cache
 from gpuscheduler.devices.cuda import (
     executor,
     given_values,
+    kernel_code,
     kernels,
     lane_orders,
     launch,
@@ -282,9 +283,9 @@ def test_several_threads_have_each_their_own(runs):
 
 def test_a_kernel_that_cannot_be_had_is_not_recorded(count, monkeypatch):
     def refused(*_):
-        raise kernels.CompileFailed("no")
+        raise kernel_code.CompileFailed("no")
 
-    monkeypatch.setattr(kernels, "compile_kernel", refused)
+    monkeypatch.setattr(kernel_code, "compile_kernel", refused)
     monkeypatch.setattr(disk_cache, "read", lambda words: None)
     with gpuscheduler.Scheduler(devices="cuda:0,0"):
         blocks = {("given", i): cupy.arange(16.0) + 16 * i for i in range(4)}

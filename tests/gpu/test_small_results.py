@@ -17,7 +17,8 @@ from gpuscheduler import OutOfMemory, Scheduler
 from gpuscheduler.devices.cuda import result_rooms
 from gpuscheduler.devices.cuda.executor import CudaDevices
 from gpuscheduler.devices.cuda.hardware import CudaHardware
-from gpuscheduler.devices.cuda.kernels import CompileFailed, Kernels
+from gpuscheduler.devices.cuda.kernel_code import CompileFailed, KernelCode
+from gpuscheduler.devices.cuda.kernels import Kernels
 from gpuscheduler.plan import build as plan_build
 
 pytestmark = pytest.mark.gpu
@@ -367,7 +368,7 @@ def test_without_a_kernel_blocks_are_copied_one_by_one(monkeypatch):
 
     a = np.random.default_rng(0).random((64, 32))
     with Scheduler(devices="cuda:0") as scheduler:
-        monkeypatch.setattr(Kernels, "get_prepared", refuse)
+        monkeypatch.setattr(KernelCode, "get_prepared", refuse)
         got = scheduler.hardware.join(cut(a, ([8] * 8, [16] * 2), cupy.asarray))
         np.testing.assert_array_equal(got.get(), a)
 

@@ -16,21 +16,20 @@ def kernels_on_host(libraries, cache):
     import numpy as np
     from cupy import _device as fake
 
-    from gpuscheduler.devices.cuda import kernels as cuda_kernels
-    from gpuscheduler.devices.cuda import staging
+    from gpuscheduler.devices.cuda import kernel_code, staging
     from gpuscheduler.tracing import numba_cuda
     from tests.support.cuda_on_host import Host
 
     host = Host(libraries)
-    function = cuda_kernels.Kernels._function
+    function = kernel_code.KernelCode._function
 
     def touched(address):
         found = fake.memory_at(address)
         assert found is not None, "a kernel was given an address that is no memory of a device"
         return found
 
-    def found(kernels, made, device, single):
-        function(kernels, made, device, single)  # as on a GPU: found, or compiled, and loaded
+    def found(code, made, device, single):
+        function(code, made, device, single)  # as on a GPU: found, or compiled, and loaded
 
         def run(grid, block, args):
             stream = cupy.cuda.get_current_stream()
@@ -47,9 +46,9 @@ def kernels_on_host(libraries, cache):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setattr(cuda_kernels, "compile_kernel", lambda source, *_: source.encode())
+        patch.setattr(kernel_code, "compile_kernel", lambda source, *_: source.encode())
         patch.setattr(numba_cuda, "compile_call", lambda *_: b"")
-        patch.setattr(cuda_kernels.Kernels, "_function", found)
+        patch.setattr(kernel_code.KernelCode, "_function", found)
         driver = staging.DriverCalls(*cupy.cuda.driver.addresses())
         patch.setattr(staging, "calls", lambda: driver)
         yield host

@@ -12,7 +12,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpuscheduler.devices.cuda import kernels
+from gpuscheduler.devices.cuda import kernel_code, kernels
 from gpuscheduler.devices.cuda.hardware import CudaHardware
 from gpuscheduler.pipeline.numpy_arrays import NumpyArrays
 from gpuscheduler.values import map_leaves
@@ -62,7 +62,7 @@ def install(put: Callable[[Any, str, Any], None] = _put) -> None:
     made: Any = kernels.Kernels
     for function in (run, run_batch, pick):
         put(made, function.__name__, function)
-    put(made, "compile_ahead", lambda *_: None)
+    put(kernel_code.KernelCode, "compile_ahead", lambda *_: None)
     put(made, "copy", lambda *_: False)  # of many blocks at once: they are copied one by one
     put(NumpyArrays, "_warn_of_calls", lambda *_: None)  # some tests expect no warning
     put(CudaHardware, "can_replay", lambda *_: False)  # a tape launches kernels by their addresses

@@ -626,7 +626,7 @@ def programs(folder):
 @contextmanager
 def scheduler(devices, **options):
     with gpuscheduler.Scheduler(devices, **options) as made:
-        made.hardware.kernels.compile_ahead = lambda *_: None  # threads that make no CUDA call
+        made.hardware.kernels.code.compile_ahead = lambda *_: None  # threads that make no CUDA call
         try:
             yield made
         finally:  # what closing does waits for threads

@@ -27,7 +27,7 @@ from tests.support import kernels as k
 from tests.support.cuda_on_host import COMPILER, Host, aligned
 
 pytest.importorskip("cupy")
-from gpuscheduler.devices.cuda import kernels
+from gpuscheduler.devices.cuda import kernel_code
 from gpuscheduler.tracing import numba_cuda
 
 pytestmark = pytest.mark.skipif(
@@ -411,8 +411,8 @@ def test_functions_of_scipy_and_of_numba(host):
 
 def refused(f, *types, dtype="f8", part=None):
     made = generate(Kernel((64,), (of(f, *lines(*types), dtype=dtype, part=part),)))
-    with pytest.raises(kernels.CompileFailed) as caught:
-        kernels.compile_kernel(made.source, "sm_90", made.calls)
+    with pytest.raises(kernel_code.CompileFailed) as caught:
+        kernel_code.compile_kernel(made.source, "sm_90", made.calls)
     return str(caught.value)
 
 
@@ -469,7 +469,7 @@ def test_a_compiler_that_is_not_there_is_said_with_the_remedy(monkeypatch):
 
 def code(kernel, arch="sm_90"):
     made = generate(kernel)
-    return made, kernels.compile_kernel(made.source, arch, made.calls)
+    return made, kernel_code.compile_kernel(made.source, arch, made.calls)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
@@ -573,7 +573,7 @@ def test_the_same_function_has_the_same_symbol_in_every_process():
 def test_code_of_another_function_is_another_file():
     def words(f):
         made = generate(Kernel((64,), (of(f, *lines("f8")),)))
-        return kernels._code_words(made.source, "sm_90", made.calls, False, True)
+        return kernel_code._code_words(made.source, "sm_90", made.calls, False, True)
 
     assert words(zeta) is None  # it is not known to be the same in another process
     with pytest.MonkeyPatch.context() as patch:
@@ -631,6 +631,7 @@ def test_fast_mathematics_is_linked_so():
     (outputs,) = [(of(quotient, *lines("f4", "f4"), dtype="f4"),)]
     made = generate(Kernel((64,), outputs))
     exact, fast = (
-        kernels.compile_kernel(made.source, "sm_90", made.calls, fast_math=f) for f in (False, True)
+        kernel_code.compile_kernel(made.source, "sm_90", made.calls, fast_math=f)
+        for f in (False, True)
     )
     assert len(fast) < len(exact)

@@ -10,7 +10,8 @@ numpy_fallback    Run tasks written for NumPy that CuPy refuses, with copied arg
 nvml              What NVML tells of the GPUs: memory, utilisation, power, clocks, NVLink.
 ranges            NVTX ranges around launches, for profilers that are attached.
 launch            What a launch needs: pointers, workspace, and kernels ready to be queued.
-kernels           Compile kernels once per structure, load them once per device, and launch them.
+kernel_code       Compile kernels once per structure, and load them once per device.
+kernels           Launch the kernels of tasks, each with one argument.
 random_kernels    Draw blocks of random numbers as CuPy arrays, for other schedulers.
 result_rooms      Arrays that are the whole of a result, in which its blocks are made.
 arrays            CuPy arrays and containers of them: bytes, order, and copies on the host.

@@ -103,7 +103,7 @@ class CudaDevices:
             rooms = self.steps.rooms
             placed = rooms.tasks if rooms is not None else {}
             tasks = [placed.get(i, s.task) for i, s in enumerate(plan.steps)]
-            hardware.kernels.compile_ahead(tasks, run.lanes[0].device)
+            hardware.kernels.code.compile_ahead(tasks, run.lanes[0].device)
         team.begin()
         if hardware.ranges is not None:
             run.probe = marks.RunProbe(run, None, hardware.ranges)

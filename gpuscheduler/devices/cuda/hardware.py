@@ -559,7 +559,7 @@ class CudaHardware:
         self.pinned.shed = shed
 
     def when_compiled(self, note: Callable[..., None]) -> None:
-        self.kernels.note = note
+        self.kernels.code.note = note
 
     def close(self) -> None:
         with self._lock:

@@ -194,7 +194,7 @@ class ReplayRecorder:
         if self.kernels.is_broken(first.program) or (not first.names and not first.makes_on_device):
             raise NotReplayable
         every = aligned and writes
-        ready = self.kernels.get_prepared(first.program, lane.device, (every, writes), single)
+        ready = self.kernels.code.get_prepared(first.program, lane.device, (every, writes), single)
         given, count = ready.program.inputs, len(members)
         wanted = i in self.wanted
         sizes, which, within = _memory(ready, count, single, wanted, part)

@@ -21,39 +21,9 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
     Also chooses the bodies for points beyond the core.
     """
     tree = schedule.tree
-    every = [(body, k) for body in schedule.bodies for k in body.inputs]
-    axes = schedule.axes[schedule.thread_group]
-    length = axes[-1].length if axes else 1
-    outs = (schedule.scanning or not schedule.reducing) and not schedule.kernel.picks
-    sizes = [size_of(c) for c in schedule.outs] if outs else []
-    if schedule.reducing and not schedule.rows and schedule.fast_stride(schedule.out_layout) == 1:
-        sizes += [max(size_of(c), 4) for c in schedule.outs]
-    plain = schedule.across < 0 and schedule.aligned
-    if schedule.kernel.strides is not None:
-        plain = plain and schedule.fast_stride(schedule.out_layout) == 1
-    for body, k in every:
-        step = schedule.fast_stride(schedule.layout_of[body.letter, k])
-        if step == 1:
-            sizes.append(size_of(body.nodes[k].code))
-        plain = plain and step in (0, 1) and not schedule.varies(body, body.guards[k])
-    plain = plain and not any(schedule.fast_stride(n) for n in schedule.axis_layout.values())
-    draws = [n for n in tree.nodes if n.op in RANDOM]
-    if not sizes or (draws and not tree.inputs and schedule.reducing):
-        sizes = [4 if any(n.code == "f4" for n in draws) else 8]
-    width = max(1, min(tuning.MOST_WIDTH, tuning.LOAD_BYTES // min(sizes))) if plain else 1
-    while width > 1 and not (length % width == 0 and are_aligned(schedule, width)):
-        width //= 2
     most = tree if schedule.core is None else schedule.core  # where most points are
     cost, long = sum(cost_of(n) for n in most.nodes), count_instructions(most)
-    while width > 2 and width * len(tree.nodes) > tuning.MOST_STATEMENTS // 8:
-        width //= 2
-    while not tree.calls and width > 1 and width * cost > tuning.MOST_COST:
-        width //= 2
-    while width > 1 and width * long > tuning.MOST_INSTRUCTIONS:
-        width //= 2  # sooner than that long functions are called
-    if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
-        again = any(tree.nodes[k].data[0].repeats for k in tree.calls)
-        width = 1 if again else min(width, tuning.CALLED_WIDTH)  # loops do not run side by side
+    width = limit_width(tree, align_width(schedule), cost, long)
     columns = schedule.reducing and not schedule.rows and schedule.across < 0
     if columns and schedule.scanning and schedule.points // width < tuning.MANY_COLUMNS:
         width = 1  # or too few threads have a column
@@ -93,6 +63,51 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
         width=width, times=times, at_once=at_once, deeper=deeper, heavy=heavy, late=late,
     )  # fmt: skip
     return schedule if late or width > 1 else read_unaligned(schedule, cost, each, columns)
+
+
+def align_width(schedule: Schedule) -> int:
+    """The most elements of a vector that all arrays are read and written in, by whole loads."""
+    tree = schedule.tree
+    every = [(body, k) for body in schedule.bodies for k in body.inputs]
+    axes = schedule.axes[schedule.thread_group]
+    length = axes[-1].length if axes else 1
+    outs = (schedule.scanning or not schedule.reducing) and not schedule.kernel.picks
+    sizes = [size_of(c) for c in schedule.outs] if outs else []
+    if schedule.reducing and not schedule.rows and schedule.fast_stride(schedule.out_layout) == 1:
+        sizes += [max(size_of(c), 4) for c in schedule.outs]
+    plain = schedule.across < 0 and schedule.aligned
+    if schedule.kernel.strides is not None:
+        plain = plain and schedule.fast_stride(schedule.out_layout) == 1
+    for body, k in every:
+        step = schedule.fast_stride(schedule.layout_of[body.letter, k])
+        if step == 1:
+            sizes.append(size_of(body.nodes[k].code))
+        plain = plain and step in (0, 1) and not schedule.varies(body, body.guards[k])
+    plain = plain and not any(schedule.fast_stride(n) for n in schedule.axis_layout.values())
+    draws = [n for n in tree.nodes if n.op in RANDOM]
+    if not sizes or (draws and not tree.inputs and schedule.reducing):
+        sizes = [4 if any(n.code == "f4" for n in draws) else 8]
+    width = max(1, min(tuning.MOST_WIDTH, tuning.LOAD_BYTES // min(sizes))) if plain else 1
+    while width > 1 and not (length % width == 0 and are_aligned(schedule, width)):
+        width //= 2
+    return width
+
+
+def limit_width(tree: NodeTree, width: int, cost: int, long: int) -> int:
+    """Limit the elements of a vector by what the compiler takes for each of them.
+
+    `cost` is that of a point, and `long` the instructions of its long functions.
+    """
+    while width > 2 and width * len(tree.nodes) > tuning.MOST_STATEMENTS // 8:
+        width //= 2
+    while not tree.calls and width > 1 and width * cost > tuning.MOST_COST:
+        width //= 2
+    while width > 1 and width * long > tuning.MOST_INSTRUCTIONS:
+        width //= 2  # sooner than that long functions are called
+    if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
+        again = any(tree.nodes[k].data[0].repeats for k in tree.calls)
+        width = 1 if again else min(width, tuning.CALLED_WIDTH)  # loops do not run side by side
+    return width
 
 
 def read_unaligned(schedule: Schedule, cost: int, each: int, columns: bool) -> Schedule:

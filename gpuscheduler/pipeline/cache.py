@@ -60,7 +60,7 @@ FILLED_STEP = 600
 BESIDE = 800
 #: From so many steps on, so many of them are looked at, and of each no more objects than these.
 MANY, SAMPLE, DEEP = 1_000, 32, 2_000
-#: Of more words than so many for each step little is wanted: it takes longer to read than to plan.
+#: Of more words than so many for each task little is wanted: it takes longer to read than to plan.
 CULLED, SMALL = 200, 1_000
 #: Collections that are remembered for that.
 REMEMBERED = 1_000
@@ -282,7 +282,7 @@ class PlanCache:
         except RecursionError:  # functions in functions in functions
             return None
         if entry is not None:
-            self._keep_filled(found, like, wanted, where, entry)
+            self._keep_filled(found, like, wanted, where, entry, len(entry.plan.steps))
         return entry
 
     def _keep_filled(
@@ -291,9 +291,10 @@ class PlanCache:
         like: Fingerprint,
         wanted: tuple[Key, ...],
         where: tuple[Any, ...],
-        entry: PlanEntry,
+        entry: PlanEntry | weakref.ref[PlanEntry],
+        steps: int,
     ) -> None:
-        """Keep a plan from a template as long as the layers that have its data."""
+        """Keep a plan that has a template as long as the layers that have its data."""
         key = (like.structure, where)
         every = weakref.ref(self._filled)
 
@@ -306,12 +307,13 @@ class PlanCache:
         except TypeError:  # a layer of somebody else's making that cannot be watched
             return
         kept = FilledTemplate(found, like, wanted, entry, watched)
-        self._filled.put(key, kept, FILLED_STEP * len(entry.plan.steps))
+        self._filled.put(key, kept, FILLED_STEP * steps)
 
     def learn_from(self, dsk: Any, like: Fingerprint, *where: Any, entry: PlanEntry) -> None:
         """Keep the template of a plan: the plan without names and data."""
         plan = entry.plan
-        if like.size > max(SMALL, CULLED * len(plan.steps)):
+        tasks = max([p.before for p in plan.passes], default=len(plan.steps))
+        if like.size > max(SMALL, CULLED * tasks):
             self._culled.put(_size(dsk), True, 1)
             return
         if like.words is None:
@@ -326,6 +328,8 @@ class PlanCache:
             nbytes = entry.nbytes + like.size * WORD
             self._make_room(nbytes)
             self._templates.put((like.words, where), found, nbytes)
+            wanted, steps = entry.graph.wanted, len(plan.steps)
+            self._keep_filled(found, like, wanted, where, weakref.ref(entry), steps)
 
     def clear(self) -> None:
         self._plans.clear()

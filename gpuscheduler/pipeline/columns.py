@@ -87,7 +87,7 @@ class ColumnWords:
             rows = [n for n, k in enumerate(kinds) if k is kind]
             some = [keys[n] for n in rows], [items[n] for n in rows]
             out.append(self._items_of(kind, *some))
-        return tuple(numbers), _integers([numbers[k] for k in kinds]), tuple(out)
+        return tuple(numbers), integers([numbers[k] for k in kinds]), tuple(out)
 
     def _items_of(self, kind: type, keys: Column, items: Column) -> Any:
         """Words for items of one type."""
@@ -114,7 +114,7 @@ class ColumnWords:
         if len(numbers) == 1:
             who: Any = (numbers[firsts[0]], len(keys))
         else:
-            who = _integers([numbers[name] for name in firsts])
+            who = integers([numbers[name] for name in firsts])
         index = [k[1:] for k in keys]
         flat = list(chain.from_iterable(index))
         return "keys", who, _lengths(index), self._index(flat)
@@ -123,7 +123,7 @@ class ColumnWords:
         """Words for all that stands in keys behind their names."""
         kinds = set(map(type, flat))
         if kinds <= {int}:
-            return _integers(flat)
+            return integers(flat)
         for n in flat:
             if type(n) is str:
                 self.words.plain.add(n)
@@ -159,7 +159,7 @@ class ColumnWords:
         for way, tell in enumerate((self._keys, self._calls, self._plain)):
             some = [v for v, w in zip(column, ways, strict=True) if w == way]
             out.append(tell(some) if some else None)
-        return "ways", _integers(ways), tuple(out)
+        return "ways", integers(ways), tuple(out)
 
     def _calls(self, column: Column) -> Any:
         rows = [(id(v[0]), len(v)) for v in column]
@@ -217,7 +217,7 @@ class ColumnWords:
         words, n = self.words, len(column)
         words.count(n)
         if kind is int:
-            return kind, _integers(column)
+            return kind, integers(column)
         if kind is bool:
             return kind, bytes(column)
         if kind is _NONE:
@@ -263,7 +263,7 @@ def _by_group(
     order = [numbers[row] for row in rows]
     for v, n in zip(column, order, strict=True):
         groups[n].append(v)
-    return _integers(order), tuple(map(tell, groups))
+    return integers(order), tuple(map(tell, groups))
 
 
 def _by_type(column: Column, tell: Callable[[Column], Any]) -> Any:
@@ -276,13 +276,13 @@ def _lengths(column: Column) -> Any:
     every = list(map(len, column))
     if len(set(every)) == 1:
         return every[0], len(every)
-    return _integers(every)
+    return integers(every)
 
 
-def _integers(values: Iterable[int]) -> Any:
+def integers(values: Iterable[int]) -> Any:
     """Integers of Python's own type, and how many these are.
 
-    >>> _integers([1, 2]) == _integers([1, 2, 0]), _integers([2**70])
+    >>> integers([1, 2]) == integers([1, 2, 0]), integers([2**70])
     (False, (1180591620717411303424,))
     """
     values = list(values)

@@ -36,7 +36,7 @@ from ..frontend.tiles import Tiles
 from ..ir.expr import Expr
 from ..sparse_parts import library_of
 from ..tracing.bytecode import variables_written
-from .columns import ColumnWords, seed_words
+from .columns import ColumnWords, integers, seed_words
 from .comparable import (
     ANYBODYS,
     UNSHARED,
@@ -420,6 +420,9 @@ class _LayerWords:
                 raise NotComparable
             return kind, v
         if kind is tuple:
+            if len(v) >= FEWEST_ROWS and set(map(type, v)) == {int}:  # chunks, mostly
+                self.count(len(v))
+                return kind, integers(v)
             return (kind, *[self(x) for x in v])
         if kind is list and self.lists:
             self.watch(v)

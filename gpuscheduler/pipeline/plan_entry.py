@@ -11,8 +11,22 @@ from ..frontend.graph import Graph
 from ..plan.plan import Plan
 
 
+class _Referable:
+    """What weak references may refer to, although it has slots."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(slots=True, eq=False)
+class _PlanWithOwnChunks:
+    """A plan that may move its own chunks: launches are replayed for the very same plan."""
+
+    #: The number of `moves` that it is for, the plan without chunks, and the one with them.
+    latest: tuple[int, Plan, Plan] | None = None
+
+
 @dataclass(slots=True, eq=False, repr=False)
-class PlanEntry:
+class PlanEntry(_Referable):
     """A graph and its plan, and what runs of the plan have learned.
 
     Runs of one entry may be under way at the same time, and learn at the same time. The plan itself
@@ -40,8 +54,8 @@ class PlanEntry:
     ours: list[Chunk] | None = field(default=None, init=False)
     #: The latest result of `plan_with_chunks`, and the chunks that it is for.
     _beside: tuple[Any, Plan] | None = field(default=None, init=False)
-    #: The latest result of `plan_with_own_chunks`, and the number of `moves` that it is for.
-    _own: tuple[int, Plan] | None = field(default=None, init=False)
+    #: The latest result of `plan_with_own_chunks`, which alike entries share.
+    _own: _PlanWithOwnChunks = field(default_factory=_PlanWithOwnChunks, init=False)
     #: The latest result of `own_bytes`, and the number of `moves` that it is for.
     _own_bytes: tuple[int, dict[int, int]] = field(default=(-1, {}), init=False)
 
@@ -82,10 +96,11 @@ class PlanEntry:
 
     def plan_with_own_chunks(self) -> Plan:
         """Return the plan for a run that may move its own chunks, and no others."""
-        latest, known = count_moves(), self._own
-        if known is None or known[0] != latest:
-            self._own = known = latest, self.plan_with_chunks(self.plan.own_chunks, {})
-        return known[1]
+        latest, plan, known = count_moves(), self.plan, self._own.latest
+        if known is None or known[0] != latest or known[1] is not plan:
+            out = self.plan_with_chunks(plan.own_chunks, {})
+            self._own.latest = known = latest, plan, out
+        return known[2]
 
     def own_bytes(self) -> dict[int, int]:
         """Return the bytes of its own chunks in each place, with replicas."""
@@ -116,6 +131,6 @@ class PlanEntry:
             plan = plan.with_facts()  # whether memory is short is another question now
         self.plan = plan
         if plan is not before:
-            self._beside = self._own = None
+            self._beside = None
         if plan.steps is not before.steps or more:
             self.tape = self.most = None

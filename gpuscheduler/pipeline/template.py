@@ -17,6 +17,7 @@ from functools import partial
 from operator import is_not
 from types import FunctionType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from dask._task_spec import DataNode, GraphNode, Task
@@ -210,9 +211,10 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
 
 
 class FilledTemplate:
-    """The latest plan from a template, for computations with the same names and the same data.
+    """The latest plan with some structure, for computations with the same names and the same data.
 
-    Those get the very same steps. It lives no longer than any layer that has some of the data.
+    Those get the very same steps. It lives no longer than any layer that has some of the data. The
+    plan that a template was made of is only referred to: its graph has more than a plan needs.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class FilledTemplate:
         template: PlanTemplate,
         like: Fingerprint,
         wanted: tuple[Key, ...],
-        entry: PlanEntry,
+        entry: PlanEntry | ref[PlanEntry],
         watched: Sequence[Any] = (),
     ):
         self._template, self._entry = template, entry
@@ -245,7 +247,10 @@ class FilledTemplate:
             return None
         if not (template.is_valid() and template.fits(like)):
             return None
-        self._entry = out = self._entry.for_graph(template.graph_of(like, wanted))
+        known = self._entry if isinstance(self._entry, PlanEntry) else self._entry()
+        if known is None:
+            return None
+        self._entry = out = known.for_graph(template.graph_of(like, wanted))
         self._wanted, self._names = wanted, like.names
         return out
 

@@ -536,10 +536,10 @@ FUSION = {
     ),
     "True is like 1 in columns": (
         "return kind, bytes(column)",
-        "return int, _integers(list(map(int, column)))",
+        "return int, integers(list(map(int, column)))",
     ),
     "where lists of keys end does not count": (
-        "    return _integers(every)\n",
+        "    return integers(every)\n",
         "    return sum(every)\n",
     ),
     "which name a key has does not count": (
@@ -547,7 +547,7 @@ FUSION = {
         'return "keys", _lengths(index), self._index(flat)',
     ),
     "which tasks call a function does not count": (
-        "return _integers(order), tuple(map(tell, groups))",
+        "return integers(order), tuple(map(tell, groups))",
         "return tuple(map(tell, groups))",
     ),
     "zeros have no sign in columns": (
@@ -559,8 +559,8 @@ FUSION = {
         "False",
     ),
     "a plan is taken over with the functions of an earlier round": (
-        "self._entry.for_graph(template.graph_of(like, wanted))",
-        "self._entry",
+        "known.for_graph(template.graph_of(like, wanted))",
+        "known",
     ),
     "a plan is taken over whatever values decided": (
         "if not (template.is_valid() and template.fits(like)):",

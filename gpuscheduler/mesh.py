@@ -45,6 +45,8 @@ LEAST_POINTS = {"numpy": 2**16, "cupy": 2**20}
 TILES = 64
 #: ... and about so many at most: scheduling one costs as much as ten thousand points.
 MOST_TILES = 4096
+#: Expressions whose tokens are remembered.
+MOST_TOKENS = 256
 #: How many times more points a tile may have than is asked for, and how many times shorter it may
 #: be, if all are alike then: small tiles have more of what is done once per row and column.
 LARGER, NEAR = 1.5, 4 / 3
@@ -455,7 +457,7 @@ class MeshTile:
         self.xp = xp
 
     def __dask_tokenize__(self) -> Any:
-        what = expression_tokens(self.what) if isinstance(self.what, Expr) else self.what
+        what = _expression_token(self.what) if isinstance(self.what, Expr) else self.what
         return type(self).__name__, tokenize(what, self.axes, self.order, self.given, self.xp)
 
     def __call__(self, tile: Tile, *arrays: Any) -> Any:
@@ -517,6 +519,20 @@ class MeshTile:
             return Expr("input", (), leaf.dtype, (leaf.data[0], views[leaf.data[0]]))
 
         return Kernel(shape, tuple(replace_leaves([self.what], spread)))
+
+
+#: Tokens of expressions, with these, by their ids.
+_tokens: dict[int, tuple[Expr, str]] = {}
+
+
+def _expression_token(expr: Expr) -> str:
+    """The same word in every process for expressions that are equal."""
+    known = _tokens.get(id(expr))
+    if known is None or known[0] is not expr:
+        if len(_tokens) >= MOST_TOKENS:
+            _tokens.clear()
+        known = _tokens[id(expr)] = expr, str(tokenize(expression_tokens(expr)))
+    return known[1]
 
 
 @functools.lru_cache(256)  # blocks that come of one have the same: they are alike

@@ -199,6 +199,7 @@ WITHIN = {
         "functions/python_math",
         "functions/search",
         "trace",
+        "point_cache",
         "point_function",
     ],  # fmt: skip
     "fusion": [

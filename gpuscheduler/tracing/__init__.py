@@ -14,6 +14,7 @@ indexing        Reading and writing elements of traced arrays: slices, masks and
 numba_cuda      Compile a Python function of numbers to device code and link it into a kernel.
 lower           Lower a trace to kernels: an `expr.Program`.
 trace           Trace a Python function: run it once on arrays without values.
+point_cache     Expressions of functions of points that were traced before.
 point_function  Trace the function of a mesh at one point, or compile it with Numba.
 functions/      What functions of NumPy, SciPy, Dask and Python do to arrays without values.
 """

@@ -16,6 +16,7 @@ from . import context, trace
 from .abstract import AbstractArray, ViewedInput
 from .context import NotTraceable, ViewTrace
 from .numba_cpu import ScalarFunction, python_function
+from .point_cache import find_expressions, keep_expressions
 from .purity import CATCHES
 
 #: Lengths of arrays with which a function is followed, twice: from the length of an axis, or of
@@ -102,12 +103,16 @@ def bind_arguments(f: Any, count: int) -> Any:
 
 def _trace_points(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) -> list[Any]:
     function = python_function(f) or f
+    known = find_expressions(function, types, args)
+    if known is not None:
+        return known
     call = functools.partial(_call_at_points, function, args)
     out, again = [_followed_by(call, types, lengths) for lengths in _PROBES]
     if type(out) is not type(again) or list(map(expression_tokens, out)) != list(
         map(expression_tokens, again)
     ):
         raise NotTraceable("what it gives depends on how many points there are")
+    keep_expressions(function, types, args, out)
     return out
 
 

@@ -144,6 +144,13 @@ def functions_read(function: Any) -> tuple[Variable, ...]:
     return tuple(reading.functions)
 
 
+def reads_of_points(function: Any) -> tuple[list[Read], list[Variable], list[Any]]:
+    """Names, functions and containers that a pure function of points reads."""
+    reading = _PurityReader(points=True)
+    reading.check_callable(function)
+    return reading.reads, reading.functions, reading.containers
+
+
 def containers_read(function: Any) -> list[Any]:
     """Lists and dictionaries that a pure function was made with, which anybody may change.
 

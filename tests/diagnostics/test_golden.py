@@ -120,7 +120,7 @@ def written(name):
     """All that is read of a run, as text."""
     recording = recorded(name)
     events = trace_events({"here": recording.trace()})
-    html = report_html(recording.recorded()).partition("<h2>Versions")[0]
+    html = report_html(recording.take_recorded()).partition("<h2>Versions")[0]
     parts = {
         "explain": str(recording.explain()),
         **{f"memory by {by}": str(recording.memory(by)) for by in ("layer", "line", "task")},

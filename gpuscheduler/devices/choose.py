@@ -11,6 +11,7 @@ from dask.utils import format_bytes
 from ..options import check_option, parse_devices, parse_host_threads, parse_limit
 from ..runtime.host_memory import available_memory
 from ..runtime.protocol import Hardware
+from . import cpu
 from .cpu import CpuHardware, cpu_count
 
 
@@ -60,7 +61,7 @@ def host_threads(devices: str) -> int:
     3
     """
     asked = parse_host_threads(devices)
-    return cpu_count() if asked is None else asked
+    return cpu.cpu_count() if asked is None else asked
 
 
 def cuda_devices() -> int:

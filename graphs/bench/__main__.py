@@ -4,7 +4,7 @@ Parts, which need GPUs and take several names at once: limits, tasks, copies, ov
 sweep, quarter, kernels, fusion, graphs, rounds, generated, meshes, windows. Each prints a short
 table; what is timed has run once before. `all` runs every part.
 
-Tools, each with options of its own (`--help`): anew, cluster, eviction, heuristics, host,
+Tools, each with options of its own (`--help`): anew, cluster, eviction, heuristics, host, mixed,
 numpy_arrays, observe, several, sorting, sparse, square, tall, usual.
 """
 
@@ -31,7 +31,8 @@ PARTS = {
     "windows": "windows",
 }
 TOOLS = (
-    "anew", "cluster", "eviction", "heuristics", "host", "numpy_arrays", "observe", "several",
+    "anew", "cluster", "eviction", "heuristics", "host", "mixed", "numpy_arrays", "observe",
+    "several",
     "sorting", "sparse", "square", "tall", "usual",
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from graphs.bench import numpy_arrays
+from graphs.bench import mixed, numpy_arrays
 
 pytestmark = pytest.mark.gpu
 ROWS = ["--only", "std of columns,x + 1 to host,sort of rows"]
@@ -15,3 +15,12 @@ def test_every_way_of_the_table_gives_numpys_results(capsys):
     wrong = numpy_arrays.table([*small, "--threads", "2", "--devices", "cuda:0", *ROWS])
     print(capsys.readouterr().out)
     assert wrong == []
+
+
+def test_the_table_of_mixed_programs(capsys):
+    pytest.importorskip("scipy")
+    small = ["--gib", "0.0005", "--seconds", "0", "--only", "sort of rows,kernels-unknown-kernels"]
+    assert mixed.table(["--devices", "cuda:0", *small]) == []
+    said = capsys.readouterr().out
+    assert "GPU" in said or "on the host" in said
+    assert "sort of rows" in said

@@ -293,7 +293,8 @@ def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
             facts[_transfer_kind(step)] += step.nbytes
         facts["read"] += step.nbytes * (step.aside and not step.sent)
         task: Any = step.task
-        facts["tasks"] += len(kernels_of(task)) or not step.fixed
+        runs = host_only(task) or isinstance(task, (LibraryTask, MatmulSumTask))
+        facts["tasks"] += len(kernels_of(task)) or runs
         if not host_only(task):
             add_task(task, facts)
             continue

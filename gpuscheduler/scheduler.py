@@ -9,8 +9,7 @@ its plan, and the executor (`pipeline.execute`) runs the plan on devices.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -20,11 +19,8 @@ from weakref import WeakSet
 from .devices import choose
 from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
-from .diagnostics.log import log_run
 from .diagnostics.observed import ObservedScheduler
-from .diagnostics.progress import ProgressDisplay
 from .diagnostics.recording import make_recorder
-from .diagnostics.serve import Dashboard, close_dashboard, open_dashboard
 from .forks import new_lock, new_rlock
 from .frontend.graph import Graph
 from .frontend.lowering import received_by_scheduler
@@ -39,7 +35,6 @@ from .pipeline.plan_entry import PlanEntry
 from .pipeline.planner import Planner
 from .pipeline.request import ComputeRequest
 from .pipeline.results import nest_values
-from .pipeline.summary import SchedulerSummary
 from .plan.machine import HOST
 from .plan.plan import Footprint, Plan
 from .plan.working_memory import WorkingMemory
@@ -47,7 +42,7 @@ from .runtime.admission import Admission
 from .runtime.dask_config import ConfigOverride
 from .runtime.host_memory import available_memory
 from .runtime.loop import add_note
-from .runtime.observe import Recorder, RunRecord
+from .runtime.observe import Recorder
 from .runtime.persisted import PersistedChunks
 from .runtime.protocol import Devices, Hardware, StepWatcher
 from .sparse_parts import unwrap_sparse
@@ -107,7 +102,7 @@ class Scheduler(ObservedScheduler):
     ) -> None:
         self.options = options
         self.last: Footprint | None = None  # what the latest run took
-        self._gpus = gpus  # the scheduler whose host work this one does
+        self._gpus: Scheduler | None = gpus  # the scheduler whose host work this one does
         self._host: Scheduler | None = None  # does the host work of this one; made at first use
         self._making = new_lock()
         self._libraries = Libraries()
@@ -116,17 +111,12 @@ class Scheduler(ObservedScheduler):
         self.number: int = next(_numbers) if gpus is None else gpus.number
         self._hardware: Hardware | None = None  # stays None in a forked child until it is needed
         self._begin(hardware)
-        self._dashboard: Dashboard | None = None
-        self._progress: ProgressDisplay | None = None
-        if options.progress and gpus is None:
-            self._progress = ProgressDisplay(self.recorder)
-            self._progress.start()
         self._entered: list[ConfigOverride] = []
         self._left: ConfigOverride | None = None  # the outermost of these, once it has ended
         self._closed = False
         _every.add(self)
-        if options.dashboard and gpus is None:
-            self._dashboard = open_dashboard(self, options.dashboard)
+        if gpus is None:
+            self._begin_displays()
 
     def _begin(self, hardware: Hardware | None = None) -> Hardware:
         """Find the hardware, unless it is given, and begin with empty caches."""
@@ -304,20 +294,6 @@ class Scheduler(ObservedScheduler):
                 if run.record is not None:
                     run.record.footprint = run.took
 
-    @contextmanager
-    def _record_run(self) -> Iterator[RunRecord]:
-        """The record of one run, which ends with the block."""
-        record = self.recorder.begin(self._host_text, self._gpus is not None)
-        try:
-            yield record
-        except BaseException as error:
-            self.recorder.end(record, error)
-            raise
-        else:
-            self.recorder.end(record)
-        finally:
-            log_run(record)
-
     def _compute_on_host(self, host: Scheduler, request: ComputeRequest) -> Any:
         try:
             return host._compute(request)
@@ -351,11 +327,6 @@ class Scheduler(ObservedScheduler):
                 self._host = Scheduler.__new__(Scheduler)
                 self._host._prepare(self.options, hardware, self)
             return self._host
-
-    @property
-    def _host_text(self) -> str:
-        """The host's threads in words; "" for a scheduler's own devices."""
-        return "" if self._gpus is None else f"{len(self.hardware.machine.devices)} host threads"
 
     def _others_chunks(self) -> dict[int, int]:
         """Bytes of the other side's persisted chunks, GPUs or host, by place of this side."""
@@ -450,29 +421,14 @@ class Scheduler(ObservedScheduler):
         """
         if not self._closed:
             self._closed = True
-            if self._progress is not None:
-                self._progress.stop()
-            if self.options.dashboard and self._gpus is None:
-                close_dashboard(self.number, self._dashboard)
+            if self._gpus is None:
+                self._end_displays()
             if self._hardware is not None:
                 self._planner.clear()
                 self._hardware.close()
             with self._making:
                 if self._host is not None:
                     self._host.close()
-
-    def __repr__(self) -> str:
-        if self._hardware is None and self._closed:
-            return "<Scheduler of the parent process, closed>"
-        return self._summary().line()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
-
-    def _summary(self) -> SchedulerSummary:
-        mine, host = self._persisted.nbytes(), self._host
-        hosts = {} if host is None else host._persisted.nbytes()
-        return SchedulerSummary(self.hardware, mine, hosts, self.host_threads, self._closed)
 
 
 #: Entered schedulers, the innermost last.

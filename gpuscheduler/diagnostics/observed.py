@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
 from dask.base import persist as dask_persist
 from dask.utils import format_time
 
+from ..options import Options
+from ..pipeline.summary import SchedulerSummary
 from ..plan.plan import Plan
-from ..runtime.observe import Level, Recorder, Row
+from ..runtime.observe import Level, Recorder, Row, RunRecord
 from ..runtime.persisted import PersistedChunks
 from ..runtime.protocol import Hardware
 from .explain import Explanation, explain_plan
+from .log import log_run
 from .memory import HeldMemory, held_memory
+from .progress import ProgressDisplay
 from .recording import Recording
-from .serve import Dashboard, require_page
+from .serve import Dashboard, close_dashboard, open_dashboard, require_page
 from .trace_json import Trace, take_trace, write_trace
 
 
 class ObservedScheduler:
     """The part of `Scheduler` by which people look at runs; it computes nothing by itself."""
 
+    options: Options
     recorder: Recorder
-    _dashboard: Dashboard | None
+    number: int
+    host_threads: int
+    _closed: bool
+    _dashboard: Dashboard | None = None
+    _progress: ProgressDisplay | None = None
+    _hardware: Hardware | None
     _host: ObservedScheduler | None
+    _gpus: ObservedScheduler | None
     _persisted: PersistedChunks
 
     @property
@@ -147,3 +160,53 @@ class ObservedScheduler:
     def _limits(self) -> dict[int, int]:
         machine = self.hardware.machine
         return {memory: machine.limit(memory) for memory in machine.memories}
+
+    # ---- displays, from its start to its end
+
+    def _begin_displays(self) -> None:
+        """Show progress, and serve the live page, where options say so."""
+        if self.options.progress:
+            self._progress = ProgressDisplay(self.recorder)
+            self._progress.start()
+        if self.options.dashboard:
+            self._dashboard = open_dashboard(self, self.options.dashboard)
+
+    def _end_displays(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        if self.options.dashboard:
+            close_dashboard(self.number, self._dashboard)
+
+    # ---- what it records, and how it is shown
+
+    @property
+    def _host_text(self) -> str:
+        """The host's threads in words; "" for a scheduler's own devices."""
+        return "" if self._gpus is None else f"{len(self.hardware.machine.devices)} host threads"
+
+    @contextmanager
+    def _record_run(self) -> Iterator[RunRecord]:
+        """The record of one run, which ends with the block."""
+        record = self.recorder.begin(self._host_text, self._gpus is not None)
+        try:
+            yield record
+        except BaseException as error:
+            self.recorder.end(record, error)
+            raise
+        else:
+            self.recorder.end(record)
+        finally:
+            log_run(record)
+
+    def __repr__(self) -> str:
+        if self._hardware is None and self._closed:
+            return "<Scheduler of the parent process, closed>"
+        return self._summary().line()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+    def _summary(self) -> SchedulerSummary:
+        mine, host = self._persisted.nbytes(), self._host
+        hosts = {} if host is None else host._persisted.nbytes()
+        return SchedulerSummary(self.hardware, mine, hosts, self.host_threads, self._closed)

@@ -210,7 +210,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         for name in (worker.name, str(worker.name), worker.address):
             if name in devices:
                 return devices[name]  # type: ignore[no-any-return]
-        raise RuntimeError(f"devices= says nothing of the worker named {worker.name!r}")
+        raise RuntimeError(f"devices= has no entry for the worker named {worker.name!r}")
 
     async def teardown(self, worker: Worker) -> None:
         self.removed = True

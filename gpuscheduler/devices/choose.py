@@ -129,5 +129,5 @@ def _limit(
     nbytes = parse_limit(limit, free, least)
     if nbytes is None:
         check_option(name, limit)
-        raise ValueError(f"{name}={limit!r} of {format_bytes(free)} that are free is nothing")
+        raise ValueError(f"{name}={limit!r}: use more, for of {format_bytes(free)} it is 0 bytes")
     return nbytes

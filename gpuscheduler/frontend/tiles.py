@@ -107,7 +107,9 @@ class MeshAxis:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if copy is False:
-            raise ValueError("the coordinates are in no memory yet: they cannot but be made")
+            raise ValueError(
+                "copy=False: an axis computes its coordinates at each read; use copy=None"
+            )
         return self.coordinates_of(np.arange(self.n, dtype=np.int64)).astype(dtype or np.float64)
 
 

@@ -64,7 +64,7 @@ def _absorb(digest: Any, value: Any) -> None:
     elif isinstance(value, str | int | float | None):
         parts, words = [], f"{type(value).__name__} {value!r} ".encode()
     else:
-        raise TypeError(f"{type(value).__name__} is nothing that a key is made of")
+        raise TypeError(f"the key of random numbers cannot have a value of {type(value).__name__}")
     digest.update(words)
     for part in parts:
         _absorb(digest, part)

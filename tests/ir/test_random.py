@@ -153,7 +153,7 @@ def test_keys_differ_and_stay():
     assert keys == [random.key_of(m) for m in material]
     assert all(0 <= k < 2**64 for k in keys)
     assert random.key_of(np.arange(3, dtype=">u4")) == keys[4]
-    with pytest.raises(TypeError, match="object is nothing that a key is made of"):
+    with pytest.raises(TypeError, match="key of random numbers cannot have a value of object"):
         random.key_of(object())
 
 

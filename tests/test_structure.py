@@ -312,6 +312,7 @@ WITHIN = {
         "cuda/run_values",
         "cuda/tape_run",
         "cuda/executor",
+        "cuda/block_joiner",
         "cuda/hardware",
         "choose",
     ],  # fmt: skip

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpuscheduler import OutOfMemory, Scheduler
 from gpuscheduler.devices.cuda import result_rooms
+from gpuscheduler.devices.cuda.block_joiner import BlockJoiner
 from gpuscheduler.devices.cuda.executor import CudaDevices
 from gpuscheduler.devices.cuda.hardware import CudaHardware
 from gpuscheduler.devices.cuda.kernel_code import CompileFailed, KernelCode
@@ -167,18 +168,18 @@ def test_boxes_of_any_shape(brought, several, monkeypatch, name):
 @pytest.mark.gpus(2)
 def test_another_device_has_no_room_for_its_own(brought, monkeypatch):
     """What is on its way to the host by then has arrived before the blocks come one by one."""
-    with Scheduler(devices="cuda:0,1") as scheduler:
+    with Scheduler(devices="cuda:0,1"):
         y = home(blocks() + 1)
         y.compute()
         brought.clear()
-        found = type(scheduler.hardware).join
+        found = BlockJoiner.join
 
         def join(self, blocks, made=None):
             if cupy.cuda.runtime.getDevice() == 1:
                 raise OutOfMemory("no room")
             return found(self, blocks, made)
 
-        monkeypatch.setattr(type(scheduler.hardware), "join", join)
+        monkeypatch.setattr(BlockJoiner, "join", join)
         np.testing.assert_array_equal(y.compute(), A + 1)
         assert len(brought) == 1 + 64
 
@@ -226,7 +227,7 @@ def test_other_results_come_block_by_block(brought, monkeypatch, chunks, why):
 
 def test_no_room_for_it_on_a_device(brought, monkeypatch):
     """Then the blocks come one by one."""
-    with Scheduler(devices="cuda:0") as scheduler:
+    with Scheduler(devices="cuda:0"):
         y = home(blocks() + 1)
         want = y.compute()
         brought.clear()
@@ -234,7 +235,7 @@ def test_no_room_for_it_on_a_device(brought, monkeypatch):
         def join(self, blocks, made=None):
             raise OutOfMemory("no room")
 
-        monkeypatch.setattr(type(scheduler.hardware), "join", join)
+        monkeypatch.setattr(BlockJoiner, "join", join)
         np.testing.assert_array_equal(y.compute(), want)
         assert len(brought) == 1 + 64  # the first of all of them, in vain
 

@@ -35,5 +35,6 @@ lane_orders       Carry out orders to devices: launch steps, copy and free value
 run_values        Hand out the values of a run's outputs, from wherever they lie.
 tape_run          Queue a run from its launch tape.
 executor          Run plans on GPUs: a worker thread and long-lived streams for each device.
+block_joiner      Join the blocks of a result to one array, on a device or on the host.
 hardware          The GPUs of a machine: links, memory limits, and what outlives a run.
 """

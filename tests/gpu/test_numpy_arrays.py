@@ -6,6 +6,7 @@ So do the arrays that called functions get to see.
 import pickle
 import threading
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -281,6 +282,81 @@ def test_a_called_function_gets_scalars_where_numpy_has_some(gpu):
     total = blocks().sum()
     same(dask.delayed(told)(total).compute(), total.compute(scheduler="threads"))
     assert set(kinds) == {np.float32}
+
+
+def summed(told, part, axis, keepdims):
+    return np.sum(told(part), axis=axis, keepdims=keepdims)
+
+
+#: How functions of users get values of an array: functions of the function and of the array.
+WAYS = {
+    "a gufunc": lambda f, x: da.apply_gufunc(
+        lambda b: f(b), "(i)->(i)", x.rechunk({1: -1}), output_dtypes=x.dtype
+    ),
+    "a gufunc of numbers": lambda f, x: da.apply_gufunc(
+        lambda b: f(b).sum(-1), "(i)->()", x.rechunk({1: -1}), output_dtypes=float
+    ),
+    "a reduction": lambda f, x: da.reduction(
+        x, partial(summed, f), partial(summed, f), axis=0, dtype=float, split_every=2
+    ),
+    "parts of a reduction": lambda f, x: da.reduction(
+        x, partial(np.max), lambda parts, axis, keepdims: len(f(parts)), concatenate=False,
+        dtype=int, axis=(0, 1),
+    ),
+    "a number": lambda f, x: x.map_blocks(lambda b, s: (f(s), b)[1], x.max(), dtype=x.dtype),
+    "a mean": lambda f, x: x.map_blocks(lambda b, s: (f(s), b)[1], x.mean(), dtype=x.dtype),
+    "an element": lambda f, x: x.map_blocks(lambda b, s: (f(s), b)[1], x[0, 0], dtype=x.dtype),
+    "a row": lambda f, x: x.map_blocks(lambda b, s: (f(s), b)[1], x[:1], dtype=x.dtype)
+    if x.numblocks[0] == 1 else dask.delayed(f)(x[:1]),
+    "edges": lambda f, x: x.map_overlap(lambda b: f(b), depth=1, boundary="reflect"),
+    "lists": lambda f, x: da.blockwise(
+        lambda parts: f(parts)[0], "ij", x, "ik", new_axes={"j": 1}, dtype=float,
+        concatenate=None, meta=np.empty((0, 0)),
+    ).map_blocks(lambda b: np.ones((1, 1)), dtype=float, chunks=(1, 1)),
+    "a whole array": lambda f, x: dask.delayed(f)(x),
+    "a block": lambda f, x: dask.delayed(f)(x.to_delayed()[0, 0]),
+    "containers": lambda f, x: dask.delayed(f)([x.sum(), {"a": (x.max(), x[0])}]),
+}  # fmt: skip
+
+
+def facts_of(value):
+    """What a function may learn of a value, other than its elements and its order in memory."""
+    if isinstance(value, dict):
+        return {k: facts_of(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [facts_of(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return np.ndarray, type(value), value.dtype.str, value.shape, value.flags.writeable
+    return type(value)
+
+
+@settings(
+    max_examples=EXAMPLES, deadline=None, database=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(st.data(), st.sampled_from(sorted(WAYS)))
+def test_whatever_calls_a_function_gives_it_what_dasks_threads_give(gpu, data, way):
+    dtype, chunks = (
+        data.draw(st.sampled_from(["f4", "f8", "i4"])),
+        data.draw(st.sampled_from([7, 24])),
+    )
+    x = da.from_array(RANDOM.integers(0, 9, (20, 24)).astype(dtype), chunks=chunks)
+    for step in data.draw(st.lists(st.sampled_from([elementwise, reduced]), max_size=3)):
+        x = step(data.draw, x.astype("i2") if x.dtype == bool else x)
+    seen, lock = [], threading.Lock()
+
+    def told(value):
+        with lock:
+            seen.append(repr(facts_of(value)))
+        return value
+
+    c = WAYS[way](told, x)
+    both = []
+    for scheduler in ("threads", gpu):
+        seen.clear()
+        value = c.compute(scheduler=scheduler)
+        both.append((sorted(seen), repr(facts_of(value))))
+    assert both[0] == both[1]
 
 
 SCALARS = {

@@ -471,7 +471,8 @@ class FusionPass:
         if found.product is not None and not task.constants:
             left, right, dtype = found.product
             left, right = (m._replace(name=recipe.names[m.name]) for m in (left, right))
-            graph.note(key, product=MatrixProductTask(left, right, dtype))
+            if left.fits(right, graph.blocks.get(key)):
+                graph.note(key, product=MatrixProductTask(left, right, dtype))
         if found.offer is not None and not recipe.draws:
             if not (self.on_gpus and self._compress(task, found.offer)):
                 self.selections.offer_to_readers(task, found.offer)

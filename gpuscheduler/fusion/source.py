@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask._task_spec import Task
 
-from ..frontend.graph import SLICERS
+from ..frontend.graph import SLICERS, BlockInfo
 from ..ir.expr import Expr, Kernel, Out, Program, nodes, replace_leaves
 from ..ir.rewrite import renumber_arrays, renumber_leaf
 from ..tracing.abstract import (
@@ -122,6 +122,17 @@ class MatrixInput(NamedTuple):
     shape: tuple[int, int]
     #: Whether the product is of its transpose.
     turned: bool
+
+    def fits(self, right: MatrixInput, block: BlockInfo | None) -> bool:
+        """Whether the product with another has the shape that the collection says.
+
+        It need not have it: a function may make other blocks.
+        """
+        if block is None:
+            return True
+        shape, sides = block.shape, (self.shape[self.turned], right.shape[not right.turned])
+        ends = range(len(shape) + 1)
+        return any((math.prod(shape[:n]), math.prod(shape[n:])) == sides for n in ends)
 
 
 class MatrixProductTask(NamedTuple):

@@ -331,7 +331,7 @@ def facts_of(value):
 
 
 @settings(
-    max_examples=EXAMPLES, deadline=None, database=None,
+    max_examples=max(10, EXAMPLES // 3), deadline=None, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 @given(st.data(), st.sampled_from(sorted(WAYS)))
@@ -408,6 +408,19 @@ def test_functions_that_take_views_get_no_cupy_arrays(gpu, function, kernel):
     for got, wanted in zip(values, dask.get(expr, keys), strict=True):
         assert type(got) is type(wanted)
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda b: b @ b.T, lambda b: b.T @ b, lambda b: np.inner(b, b[:3]), np.sort, np.ravel],
+)
+def test_blocks_of_other_shapes_than_the_collection_says(gpu, function):
+    x = blocks(A[:, :96], (32, 48))
+    y = x.map_blocks(function, dtype=x.dtype, meta=x._meta)
+    expr = collections_to_expr([y], True).optimize()
+    keys = list(flatten(y.__dask_keys__()))
+    for got, wanted in zip(gpu.get(expr, keys), dask.get(expr, keys), strict=True):
+        same(got, wanted, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword", "ignore:Computing mixed collections")

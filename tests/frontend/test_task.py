@@ -27,8 +27,9 @@ from gpuscheduler.frontend.task import (
     work_identity_of,
 )
 from gpuscheduler.fusion.horizontal import SequentialTasks, TupleItemKey
+from gpuscheduler.fusion.library_task import LibraryTask, NumpyTask
 from gpuscheduler.fusion.residency import HostTask
-from gpuscheduler.fusion.source import MatrixInput
+from gpuscheduler.fusion.source import LibraryInputs, MatrixInput
 from gpuscheduler.fusion.task import (
     CompressTask,
     HolderTask,
@@ -42,7 +43,7 @@ from gpuscheduler.pipeline.fingerprint import ArraySlot
 from gpuscheduler.pipeline.template import FilledTask
 from gpuscheduler.plan.batching import Batch
 from gpuscheduler.plan.matmul import MatmulSumTask, OptionalTermsTask
-from gpuscheduler.tracing.abstract import AbstractArray
+from gpuscheduler.tracing.abstract import AbstractArray, LibraryCall
 from tests.test_structure import MODULES
 
 TABLE, OTHER = np.arange(4.0), np.arange(4.0) + 100
@@ -72,6 +73,12 @@ def product(table=TABLE):
     return MatmulSumTask("m", (2, 2), np.dtype("f8"), pair, [original], None, ended)
 
 
+def sort_task(table=TABLE):
+    call = LibraryCall("numpy.sort", (), (), (4,), np.dtype("f8"))
+    inputs = LibraryInputs(call, ("x",), (AbstractArray((4,), np.dtype("f8")),))
+    return LibraryTask("l", inputs, HostTask("l", add_table(table, "l"), {}, table.nbytes))
+
+
 #: A task of each kind, made with an array in it.
 MAKE = {
     CompiledCall: lambda t=TABLE: CompiledCall("c", lambda a, b: a + b, (TaskRef("x"), t)),
@@ -92,6 +99,8 @@ MAKE = {
         Task("z", lambda p, q, r: p + q + r, TaskRef("x"), TaskRef("gone"), t), {"gone": "y"}
     ),
     HostTask: lambda t=TABLE: HostTask("a", add_table(t), {}, t.nbytes),
+    LibraryTask: sort_task,
+    NumpyTask: lambda t=TABLE: NumpyTask(HostTask("a", add_table(t), {}, t.nbytes)),
     FilledTask: lambda t=TABLE: FilledTask(Task("a", add, TaskRef("x"), ArraySlot(0)), [t]),
 }
 ABSTRACT = {HolderTask}
@@ -184,7 +193,9 @@ def test_tasks_with_kernels_tell_what_these_touch(kind):
         assert kernel.nbytes == 64  # four numbers read and four written
         assert kernel.operations == 4
         assert "__global__" in kernel.source()
-    assert (bytes_touched_by(task) is not None) == (kind in (KernelTask, Batch, HostTask))
+    assert (bytes_touched_by(task) is not None) == (
+        kind in (KernelTask, Batch, HostTask, LibraryTask)
+    )
     assert kernels_only(task) == (kind in (KernelTask, Batch))
     assert launches_only(task) == (kind in (KernelTask, Batch, MatmulSumTask))
 

@@ -7,6 +7,8 @@ something else, which a `where` must then not choose.
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from itertools import product
@@ -735,3 +737,17 @@ def test_a_choice_that_is_no_clip_stays_one():
     (got,) = evaluate.evaluate(Kernel(x.shape, (both,)), [x])
     want = np.where(x < 0, 1, x)
     np.testing.assert_array_equal(got, np.where(want > 1, 1, want))
+
+
+def test_a_first_call_registers_no_types_with_numba():
+    """Another thread may look a type up meanwhile, and walks through what is registered."""
+    code = (
+        "from gpuscheduler.codegen.cpu import philox_loops\n"
+        "from numba.core.typing.typeof import typeof_impl\n"
+        "from gpuscheduler.codegen.cpu.njit import njit\n"
+        "before = set(typeof_impl.registry)\n"
+        "assert njit()(lambda x: x + 1)(1.0) == 2\n"
+        "print(set(typeof_impl.registry) - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -6,6 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numba.experimental.function_type
+from numba.core.entrypoints import init_all
+
+# Numba registers the last types at its first compilation. A thread that looks a type up meanwhile
+# fails with "dictionary changed size during iteration": so all are registered here.
+init_all()
 
 
 def njit(**options: Any) -> Callable[[Any], Any]:

@@ -85,7 +85,13 @@ class CallersPool(Executor):
             future: Future[Any] = Future()
             self._processes.update(pool_processes(self.pool))
             done = partial(_settle, future.set_result)
-            self.pool.apply_async(fn, args, kwargs, done, partial(_settle, future.set_exception))
+            failed = partial(_settle, future.set_exception)
+            try:
+                self.pool.apply_async(fn, args, kwargs, done, failed)
+            except ValueError:  # the pool does not run any more
+                if why := self.why_broken():  # ... and has left what it was given before
+                    raise BrokenExecutor(why) from None
+                raise
         else:
             future = self.pool.submit(fn, *args, **kwargs)
         self._given.add(future)

@@ -24,6 +24,7 @@ from dask.callbacks import Callback
 from dask.local import SynchronousExecutor
 
 from gpuscheduler import Scheduler
+from gpuscheduler.runtime.pools import CallersPool
 
 PATIENCE = 120
 
@@ -250,6 +251,23 @@ def test_a_pool_of_multiprocessing_that_is_terminated_ends_in_an_error(make):
         held.set()
         stopping.join(PATIENCE)
     assert isinstance(out[0], BrokenExecutor), out
+
+
+def test_a_pool_that_is_terminated_between_two_tasks_ends_in_the_same_error():
+    pool, held = ThreadPool(1), threading.Event()
+    of_caller = CallersPool(pool)
+    of_caller.submit(held.wait, PATIENCE)
+    stopping = threading.Thread(target=pool.terminate, daemon=True)
+    stopping.start()
+    pool._result_handler.join(PATIENCE)
+    with pytest.raises(BrokenExecutor, match="does nothing any more: it was terminated"):
+        of_caller.submit(abs, 1)
+    held.set()
+    stopping.join(PATIENCE)
+    with ThreadPool(1) as closed:
+        closed.close()
+        with pytest.raises(ValueError, match="not running"):  # it was never given anything
+            CallersPool(closed).submit(abs, 1)
 
 
 def killed():

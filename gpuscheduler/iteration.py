@@ -117,7 +117,10 @@ class Iteration:
 
 def _check_array(what: str, array: Any) -> None:
     if not isinstance(array, Array):
-        raise TypeError(f"{what} is a {type(array).__name__}, not a dask array: use da.asarray")
+        raise TypeError(
+            f"{what} is a {type(array).__name__}, and must be a dask array: use da.asarray, and "
+            "have the step return the arrays of the next round"
+        )
     if any(math.isnan(c) for lengths in array.chunks for c in lengths):
         raise ValueError(f"{what} has unknown chunks: use x.compute_chunk_sizes() first")
 

@@ -833,7 +833,7 @@ def test_numpys_way_gives_as_many_arrays_as_f(cpu, several):
 
 
 def test_it_can_be_said_how(cpu):
-    """On symbols no call is left; compiled, one; called with arrays, there is no expression."""
+    """Traced, no call is left; compiled, one; called with arrays, there is no expression."""
     what = {}
     for how in ("trace", "numba", "numpy"):
         z = mesh(as_numpy, AXES, how=how)
@@ -842,7 +842,7 @@ def test_it_can_be_said_how(cpu):
         what[how] = getattr(chunk.what, "op", None)
     assert what == {"trace": "sqrt", "numba": "call", "numpy": None}
     assert mesh(decides_by_factor, AXES, how="auto").dtype == np.float64
-    with pytest.raises(NotCompiled, match="cannot be run on symbols"):
+    with pytest.raises(NotCompiled, match="cannot be traced"):
         mesh(decides_by_factor, AXES, how="trace")
     with pytest.raises(ValueError, match="ambiguous"):
         mesh(decides_by_factor, (X, Y), how="numpy").compute()

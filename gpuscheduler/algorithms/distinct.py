@@ -1,8 +1,8 @@
 """unique, searchsorted, isin and set operations of dask arrays.
 
-Each run of blocks is reduced to its distinct values, with counts and first indices; parts of these
-between common bounds are exchanged, and each part is reduced again. So an array with few distinct
-values moves little. Results have chunks of unknown size, as those of `da.unique`.
+Each run of blocks is reduced to its distinct values, with counts and first indices. All runs are
+cut at common splitters, the parts are exchanged, and each part is reduced again. So an array with
+few distinct values moves little. Results have chunks of unknown size, as those of `da.unique`.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def _flatten_sortable(name: str, x: Any) -> Any:
 
 
 def _concatenate(a: Any, b: Any) -> Any:
-    """Of 1-D arrays whose chunks may be unknown."""
+    """Concatenate 1-D arrays, whose chunks may be unknown, in their common dtype."""
     common = np.result_type(a.dtype, b.dtype)
     return da.concatenate([a.astype(common), b.astype(common)], allow_unknown_chunksizes=True)
 
@@ -328,11 +328,11 @@ def _find_distinct(
     parts = made
     if len(groups) > 1:
         samples = List(*[add("sample", (i,), _sample, m, len(groups)) for i, m in enumerate(made)])
-        bounds = add("bounds", (0,), _bounds, samples)
-        cuts = [add("cuts", (i,), _cuts_at, m, bounds) for i, m in enumerate(made)]
+        splitters = add("bounds", (0,), _choose_splitters, samples)
+        cuts = [add("cuts", (i,), _find_cuts, m, splitters) for i, m in enumerate(made)]
         parts = []
         for j in range(len(groups)):
-            pieces = [add("piece", (i, j), _piece, m, cuts[i], j) for i, m in enumerate(made)]
+            pieces = [add("piece", (i, j), _slice_run, m, cuts[i], j) for i, m in enumerate(made)]
             parts.append(add("part", (j,), _merge_distinct, List(*pieces), wants_index, equal_nan))
     xp = array_module(x._meta)
     out: list[Any] = []
@@ -373,7 +373,7 @@ def _search_whole(
 def _distinct_run(
     blocks: list[Any], start: Any, first: int, wants_index: bool, equal_nan: bool
 ) -> tuple[Any, ...]:
-    """Distinct values of blocks, where each is for the first time, and how often."""
+    """Distinct values of blocks, the index of the first of each, and their counts."""
     if not wants_index:
         x, order = sort_pieces(blocks), None
     else:
@@ -382,18 +382,18 @@ def _distinct_run(
         joined = join(blocks)
         order = argsort(joined)
         x = joined[order]
-    firsts, counts = _groups(x, equal_nan)
+    firsts, counts = _find_equal_ranges(x, equal_nan)
     index = x[:0] if order is None else order[firsts] + int(start)
     return x[firsts], index, counts
 
 
-def _groups(x: Any, equal_nan: bool) -> tuple[Any, Any]:
-    """Where each distinct value of a sorted array begins, and how often it is there."""
+def _find_equal_ranges(x: Any, equal_nan: bool) -> tuple[Any, Any]:
+    """Where each distinct value of a sorted array begins, and how often it occurs."""
     xp, n = array_module(x), int(x.size)
     if not n:
         return xp.zeros(0, np.intp), xp.zeros(0, np.intp)
     kind = x.dtype.kind
-    if xp is not np and kind == "f":  # its kernels take denormal numbers for zero
+    if xp is not np and kind == "f":  # CuPy's kernels flush subnormal numbers to zero
         (keys,) = ordered_keys(x)
         changed = keys[1:] != keys[:-1]
     else:
@@ -415,28 +415,31 @@ def _sample(run: tuple[Any, ...], runs: int) -> Any:
     return sample_run(run[:1], runs)
 
 
-def _bounds(samples: list[Any]) -> tuple[Any, ...]:
-    """Values that divide the samples into parts of about equal numbers of elements."""
+def _choose_splitters(samples: list[Any]) -> tuple[Any, ...]:
+    """The splitters that divide all runs into parts of about equal size, from samples of each.
+
+    There is one less than there are samples; they are columns of ordered keys.
+    """
     columns = range(len(samples[0].keys))
     keys = tuple(np.concatenate([s.keys[c] for s in samples]) for c in columns)
     weights = np.concatenate([np.full(s.keys[0].size, s.step) for s in samples])
     order = np.lexsort(keys[::-1])
-    total = np.cumsum(weights[order])
-    if not total.size:
+    ranks = np.cumsum(weights[order])  # about as many elements are at or below each sample
+    if not ranks.size:
         return tuple(k[:0] for k in keys)
-    wanted = total[-1] * np.arange(1, len(samples)) / len(samples)
-    at = order[np.searchsorted(total, wanted)]
-    return tuple(k[at] for k in keys)
+    wanted = ranks[-1] * np.arange(1, len(samples)) / len(samples)
+    chosen = order[np.searchsorted(ranks, wanted)]
+    return tuple(k[chosen] for k in keys)
 
 
-def _cuts_at(run: tuple[Any, ...], bounds: tuple[Any, ...]) -> list[int]:
-    """Where to cut a run, so that equal elements of all runs come together."""
-    inner = count_at_most(run[:1], bounds).tolist()
+def _find_cuts(run: tuple[Any, ...], splitters: tuple[Any, ...]) -> list[int]:
+    """Where to cut a run at the splitters, so that equal elements of all runs come together."""
+    inner = count_at_most(run[:1], splitters).tolist()
     return [0, *inner, int(run[0].size)]
 
 
-def _piece(run: tuple[Any, ...], cuts: list[int], j: int) -> tuple[Any, ...]:
-    if j >= len(cuts) - 1:  # nothing was there to cut
+def _slice_run(run: tuple[Any, ...], cuts: list[int], j: int) -> tuple[Any, ...]:
+    if j >= len(cuts) - 1:  # all samples were empty, so there are no splitters
         return tuple(c[:0] for c in run)
     return tuple(c[cuts[j] : cuts[j + 1]] for c in run)
 
@@ -444,15 +447,15 @@ def _piece(run: tuple[Any, ...], cuts: list[int], j: int) -> tuple[Any, ...]:
 def _merge_distinct(
     pieces: list[tuple[Any, ...]], wants_index: bool, equal_nan: bool
 ) -> tuple[Any, ...]:
-    """Join distinct values of the runs: the first index counts, and counts are added."""
+    """Merge distinct values of runs: keep the first index of each, and add the counts."""
     if not wants_index and all(not p[2].size or int(p[2].max()) == 1 for p in pieces):
         values = sort_pieces([p[0] for p in pieces])  # many times as fast as an argsort
-        firsts, counts = _groups(values, equal_nan)
+        firsts, counts = _find_equal_ranges(values, equal_nan)
         return values[firsts], pieces[0][1], counts
     values = join([p[0] for p in pieces])
     order = argsort_columns([values], presorted=True)
     values = values[order]
-    firsts, groups = _groups(values, equal_nan)
+    firsts, groups = _find_equal_ranges(values, equal_nan)
     index = join([p[1] for p in pieces])
     if wants_index:
         index = index[order][firsts]

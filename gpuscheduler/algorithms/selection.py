@@ -232,7 +232,8 @@ def _quantiles(
         raise ValueError(f"{what}: method={method!r}: use one of {known}")
     wanted = np.asarray(q, float)
     if not ((wanted >= 0) & (wanted <= 1)).all():
-        raise ValueError(f"{what}: q={q!r}: quantiles are from 0 to 1, percentiles from 0 to 100")
+        most = 100 if "percentile" in what else 1  # percentiles were divided by 100
+        raise ValueError(f"{what}: q={(wanted * most).tolist()}: use values from 0 to {most}")
     if isinstance(axis, (tuple, list)):
         axes = tuple(int(i) for i in axis)
     else:

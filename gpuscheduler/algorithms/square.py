@@ -42,7 +42,7 @@ def solve(
     refine: bool = False,
     block_size: int | None = None,
 ) -> Array:
-    """Solve `a @ x = b` with pivots from whole columns, as `numpy.linalg.solve` does.
+    """Solve `a @ x = b` by LU with partial pivoting, as `numpy.linalg.solve` does.
 
     Parameters
     ----------
@@ -55,7 +55,8 @@ def solve(
         `"gen"`, or `"pos"` for a symmetric or Hermitian positive definite matrix, of which only the
         lower triangle is read.
     refine
-        Solve once more for the residual and add what comes; of one matrix.
+        Do one step of iterative refinement: solve for the residual, and add the result; only for
+        one matrix.
     block_size
         Columns that one task factors. By default one library call is made where the matrix fits
         twice into the memory of the only device, or is small.
@@ -73,8 +74,8 @@ def solve(
 
     Notes
     -----
-    The backward error is LAPACK's: ‖b − ax‖ ≤ c·n·u·‖a‖‖x‖ with a small c, but for matrices with
-    pivots that grow. `dask.array.linalg.solve` finds pivots in diagonal tiles only.
+    The backward error is LAPACK's: ‖b − ax‖ ≤ c·n·u·‖a‖‖x‖ with a small c, except for matrices
+    with large pivot growth. `dask.array.linalg.solve` finds pivots in diagonal tiles only.
 
     Examples
     --------
@@ -89,14 +90,15 @@ def solve(
     (b,) = as_arrays("solve", b)
     if b.ndim == 0 or b.shape[-1 if b.ndim == 1 else -2] != a.shape[-1]:
         raise ValueError(
-            f"solve: b of shape {b.shape} does not go with a of shape {a.shape}: "
-            "its rows, the last axis but one, must be as many"
+            f"solve: b of shape {b.shape} must have as many rows as a of shape {a.shape}: "
+            f"use b of shape ({a.shape[-1]},) or (..., {a.shape[-1]}, k)"
         )
     if a.ndim == 2 and b.ndim <= 2:
         return _solve_matrix(a, b, assume_a, refine, block_size)
     if refine or assume_a != "gen" or block_size is not None:
         raise NotImplementedError(
-            "solve: refine, assume_a and block_size are for one matrix; a or b is a stack"
+            f"solve: a of shape {a.shape} and b of shape {b.shape} are not one matrix each: leave "
+            "out refine, assume_a and block_size, or solve for each matrix of the stack by itself"
         )
     dtype = inexact_dtype("solve", a.dtype, b.dtype)
     vector = b.ndim == 1
@@ -149,7 +151,7 @@ def _solve_whole(a: Any, b: Any) -> Any:
 
 
 def inv(a: Any, *, block_size: int | None = None) -> Array:
-    """Return the inverse of matrices, with pivots from whole columns.
+    """Return the inverse of matrices, by LU with partial pivoting.
 
     Parameters
     ----------

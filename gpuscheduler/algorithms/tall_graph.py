@@ -1,4 +1,4 @@
-"""The graph of the QR factorization of a tall matrix, and what follows from it.
+"""The graph of the QR factorization of a tall matrix, and of SVD and least squares by it.
 
 Each step is a Gram matrix of every block, their sum over a fixed tree, one small factorization, and
 one pass over the blocks (`tall_kernel`). Tasks decide by the factor that they read whether there is
@@ -34,7 +34,7 @@ from .tall_kernel import (
     unit_roundoff,
 )
 
-#: Values that one task adds up.
+#: Fan-in of the tree of sums: values that one task adds.
 ARITY = 8
 #: Matrices of at most this many bytes are factored by one task.
 SMALL = 2**24
@@ -49,7 +49,7 @@ class SVDResult(NamedTuple):
 
 
 class GraphValue(NamedTuple):
-    """A key of a graph: a value that is no block of an array."""
+    """A key of a graph whose value is no block of an array."""
 
     graph: HighLevelGraph
     layer: str
@@ -73,12 +73,12 @@ def add_layer(name: str, tasks: Mapping[Any, Task], *needs: Any) -> HighLevelGra
 def graph_value(
     name: str, function: Callable[..., Any], arguments: list[Any], *needs: Any
 ) -> GraphValue:
-    """One task that is no block of an array."""
+    """The result of one task that is no block of an array."""
     return GraphValue(add_layer(name, {name: Task(name, function, *arguments)}, *needs), name, name)
 
 
-def _add_up(name: str, keys: list[Any], of: Any) -> GraphValue:
-    """The sum of values by a tree whose shape depends on their number only."""
+def _tree_sum(name: str, keys: list[Any], of: Any) -> GraphValue:
+    """The sum of values by a tree whose shape depends only on how many there are."""
     tasks: dict[Any, Task] = {}
     level = 0
     while len(keys) > 1 or not level:
@@ -178,7 +178,7 @@ class TallFactors:
         token = tokenize(b, cutoff)
         projected = self._by_block(f"lstsq-qtb-{token}", tall_tasks.project_rows, [b])
         keys = [(projected.name, i, 0) for i in range(projected.numblocks[0])]
-        total = _add_up(f"lstsq-sum-{token}-{self.token}", keys, projected)
+        total = _tree_sum(f"lstsq-sum-{token}-{self.token}", keys, projected)
         read = [TaskRef(parts.key), TaskRef(total.key), cutoff, self.a.dtype.str]
         shape = (self.n, int(b.shape[1]))
         return self._small_array(
@@ -198,12 +198,17 @@ class TallFactors:
 
 
 def factorize(a: Array) -> TallFactors:
-    """QR of a matrix of at least as many rows as columns."""
-    a = _in_rows(a)
+    """Build the graph of the QR factorization of a tall matrix, by CholeskyQR in three rounds.
+
+    Each round factors the sum of the Gram matrices of all blocks, and that factor turns one Q into
+    the next; the last factor is applied by the tasks that read Q. The tasks of Householder TSQR
+    return None unless a round has failed. One task factors a matrix of one block.
+    """
+    a = _rechunk_to_rows(a)
     token, n = tokenize("gpuscheduler-qr", a), int(a.shape[1])
     count, unit = a.numblocks[0], unit_roundoff(a.dtype)
 
-    def blocks_of(what: str, of: Array, factor: GraphValue) -> Array:
+    def apply_to_blocks(what: str, of: Array, factor: GraphValue) -> Array:
         name = f"{what}-{token}"
         tasks = {}
         for i in range(count):
@@ -211,7 +216,7 @@ def factorize(a: Array) -> TallFactors:
             tasks[key] = Task(key, apply_factor, TaskRef((of.name, i, 0)), TaskRef(factor.key))
         return Array(add_layer(name, tasks, of, factor), name, a.chunks, meta=a._meta)
 
-    def grams_of(what: str, of: Array, factor: GraphValue | None) -> GraphValue:
+    def sum_grams(what: str, of: Array, factor: GraphValue | None) -> GraphValue:
         name = f"{what}-{token}"
         more = [] if factor is None else [TaskRef(factor.key)]
         function = make_gram if factor is None else tall_tasks.make_next_gram
@@ -222,9 +227,9 @@ def factorize(a: Array) -> TallFactors:
         grams = Array(
             graph, name, ((n,) * count, (n,)), meta=meta_from_array(a._meta, 2, dtype=dtype)
         )
-        return _add_up(f"{what}-sum-{token}", keys, grams)
+        return _tree_sum(f"{what}-sum-{token}", keys, grams)
 
-    def factor_of(
+    def factor_sum(
         what: str, function: Callable[..., Any], total: GraphValue, more: Any
     ) -> GraphValue:
         read = [TaskRef(total.key), TaskRef(more.key) if isinstance(more, GraphValue) else more]
@@ -242,25 +247,25 @@ def factorize(a: Array) -> TallFactors:
         return TallFactors(
             a, token, blocks, factor, graph_value(f"qr-stack-{token}", tall_tasks.make_none, [])
         )
-    first = factor_of("qr-factor1", start_factor, grams_of("qr-gram1", a, None), unit)
-    q1 = blocks_of("qr-q1", a, first)
-    second = factor_of("qr-factor2", next_factor, grams_of("qr-gram2", q1, first), first)
-    q2 = blocks_of("qr-q2", q1, second)
-    third = factor_of("qr-factor3", end_factor, grams_of("qr-gram3", q2, second), second)
+    first = factor_sum("qr-factor1", start_factor, sum_grams("qr-gram1", a, None), unit)
+    q1 = apply_to_blocks("qr-q1", a, first)
+    second = factor_sum("qr-factor2", next_factor, sum_grams("qr-gram2", q1, first), first)
+    q2 = apply_to_blocks("qr-q2", q1, second)
+    third = factor_sum("qr-factor3", end_factor, sum_grams("qr-gram3", q2, second), second)
     name = f"qr-fallback-{token}"
     keys = [(name, i) for i in range(count)]
     tasks = {
         k: Task(k, tall_tasks.fallback_r, TaskRef((q2.name, k[1], 0)), TaskRef(third.key))
         for k in keys
     }
-    below = GraphValue(add_layer(name, tasks, q2, third), name, None)
+    r_of_blocks = GraphValue(add_layer(name, tasks, q2, third), name, None)
     read = [TaskRef(third.key), List(*map(TaskRef, keys))]
-    stack = graph_value(f"qr-stack-{token}", tall_tasks.stack_r, read, third, below)
+    stack = graph_value(f"qr-stack-{token}", tall_tasks.stack_r, read, third, r_of_blocks)
     return TallFactors(a, token, q2, third, stack)
 
 
-def _in_rows(a: Array) -> Array:
-    """The matrix in blocks of whole rows, one block where it is small."""
+def _rechunk_to_rows(a: Array) -> Array:
+    """Rechunk a matrix to blocks of whole rows; to one block if it is small."""
     if math.isnan(a.shape[0]):
         return a
     m, n = (int(side) for side in a.shape)
@@ -275,7 +280,7 @@ def _in_rows(a: Array) -> Array:
 
 
 def tolerance(dtype: Any, rcond: float | None, sides: tuple[float, ...]) -> float:
-    """What part of the largest singular value counts as zero."""
+    """The cutoff for small singular values, as a fraction of the largest."""
     if rcond is not None:
         return float(rcond)
     known = [side for side in sides if not math.isnan(side)]

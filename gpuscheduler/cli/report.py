@@ -66,13 +66,14 @@ def device_tables(hardware: Any) -> Iterable[Table | str]:
 
 
 def sensor_tables(nvml: Any) -> Iterable[Table | str]:
-    """What NVML tells of each device; what it does not know is left empty."""
+    """A table of what NVML measures on each device; unknown values are left empty."""
     sensors, facts = nvml.sensors(), nvml.facts()
     if not any(s.total for s in sensors):
-        yield "NVML tells nothing: it needs the package nvidia-ml-py, and NVIDIA's driver."
+        yield "NVML is not available: install the package nvidia-ml-py and NVIDIA's driver."
         return
     table = Table(
-        "device", "in use", "by others", "power", "heat", "clock", "ECC errors", "NVLinks", "PCIe",
+        "device", "in use", "other processes", "power", "temperature", "clock", "ECC errors",
+        "NVLinks", "PCIe",
         title=f"NVML, driver {facts[0].driver}",
     )  # fmt: skip
 
@@ -80,7 +81,7 @@ def sensor_tables(nvml: Any) -> Iterable[Table | str]:
         return "" if value is None else text.format(value)
 
     for device, (s, f) in enumerate(zip(sensors, facts, strict=True)):
-        throttled = f", held down by {' and '.join(s.throttled)}" if s.throttled else ""
+        throttled = f", throttled by {' and '.join(s.throttled)}" if s.throttled else ""
         pcie = f.pcie_sent, f.pcie_received
         table.add_row(
             str(device),
@@ -97,15 +98,15 @@ def sensor_tables(nvml: Any) -> Iterable[Table | str]:
 
 
 def format_links(links: Any) -> Iterable[Table | str]:
-    """The measured bandwidths between devices, and between each device and the host."""
+    """A table of measured bandwidths between devices and the host, and its footnote."""
     count = len(links.gbs)
     table = Table("from \\ to", *map(str, range(count)), "host", title="links, GB/s")
-    for a in range(count):
+    for a, (_, d2h) in enumerate(links.host):
         cells = [
             "-" if a == b else f"{links.gbs[a][b]:.0f}{'*' * ((a, b) in links.staged)}"
             for b in range(count)
         ]
-        table.add_row(str(a), *cells, f"{links.host[a][1]:.0f}")
+        table.add_row(str(a), *cells, f"{d2h:.0f}")
     table.add_row("host", *(f"{h2d:.0f}" for h2d, _ in links.host), "-")
     yield table
     if links.staged:

@@ -208,23 +208,24 @@ def explain_table(
     pinned: bool = False,
     once: bool = False,
 ) -> Explanation:
-    """Explain the steps of a table; pure."""
+    """Explain a table of steps, by predictions or by what the latest of the records measured.
+
+    `rows` are the decoded steps of that record; without them they are decoded here.
+    """
     latest = records[-1] if records else None
     if rows is None:
         rows = decode_rows(latest) if latest is not None else []
     clock = rows[0].clock if rows else ""
     timed = [] if clock == "estimated" else rows
     layers = _layers(table, machine, timed, is_gpu)
-    took = latest.footprint if latest is not None else None
-    foreseen = took or predicted
-    links = dict(foreseen.moved) if foreseen is not None else _links(table, machine)
-    spilled = dict(foreseen.spilled) if foreseen is not None else {}
+    measured_footprint = latest.footprint if latest is not None else None
+    footprint = measured_footprint or predicted
+    links = dict(footprint.moved) if footprint is not None else _links(table, machine)
+    spilled = dict(footprint.spilled) if footprint is not None else {}
     if machine.shared:
         links = {}
-    memory = _memory(table, machine, foreseen)
-    measured = None
-    if took is not None:
-        measured = took.seconds
+    memory = _memory(table, machine, footprint)
+    measured = None if measured_footprint is None else measured_footprint.seconds
     seconds = measured or (predicted.seconds if predicted is not None else 0.0)
     busy = _busy_seconds(table, machine, timed)
     facts = Facts(
@@ -282,7 +283,7 @@ def _layers(
     table: StepTable, machine: Machine, rows: Iterable[Row], is_gpu: bool
 ) -> list[ExplainedLayer]:
     """Rows of the page, those that take longest first."""
-    names = {}  # of each group: what is one row
+    names = {}  # by group: groups of one name are one row
     for group, work in table.work.items():
         how = _kind_text(work)
         names[group] = table.labels[group], table.lines[group], how, work.reason
@@ -320,6 +321,7 @@ def _layers(
 
 
 def _kind_text(work: Any) -> str:
+    """How a group's steps run, as the column "runs as" has it."""
     if work.on_host:
         return "host"
     if work.reads_file:
@@ -332,7 +334,7 @@ def _kind_text(work: Any) -> str:
 
 
 def _limit(machine: Machine, seconds: float | None, touched: float, operations: float) -> str:
-    """What bounds a layer, and how near it is to that: the larger of two parts of the peak."""
+    """What bounds a layer, memory or arithmetic, and the part of the peak rate that it reaches."""
     if not seconds:
         return ""
     parts = {
@@ -344,7 +346,7 @@ def _limit(machine: Machine, seconds: float | None, touched: float, operations: 
 
 
 def _links(table: StepTable, machine: Machine) -> dict[tuple[int, int], int]:
-    """Bytes that cross links where nothing is evicted: each value once per device."""
+    """Bytes copied over each link if nothing is evicted: each value once per device."""
     crossing: set[tuple[int, int]] = set()
     for i, inputs in enumerate(table.inputs):
         crossing.update(
@@ -383,6 +385,7 @@ def _busy_seconds(table: StepTable, machine: Machine, rows: Iterable[Row]) -> li
 def _memory(
     table: StepTable, machine: Machine, footprint: Footprint | None
 ) -> tuple[MemoryUse, ...]:
+    """The peak of each memory, and the step that runs at it."""
     peaks = peak_steps(table, machine)
     out = []
     for memory in machine.memories:
@@ -398,15 +401,18 @@ def _memory(
 
 
 def peak_steps(table: StepTable, machine: Machine) -> dict[int, tuple[int, int]]:
-    """The step at which most values are alive in each memory, and their bytes, in plan order."""
-    last: dict[int, int] = {}
+    """For each memory, the step in plan order at which most bytes are alive, and these bytes.
+
+    Values of the graph itself count too, where devices do not share the host's memory.
+    """
+    last_reader: dict[int, int] = {}
     for i, inputs in enumerate(table.inputs):
         for j in inputs:
-            last[j] = i
-    ends: dict[int, list[int]] = {}
-    for j, i in last.items():
+            last_reader[j] = i
+    freed_after: dict[int, list[int]] = {}
+    for j, i in last_reader.items():
         if j not in table.outputs and not table.fixed[j]:
-            ends.setdefault(i, []).append(j)
+            freed_after.setdefault(i, []).append(j)
     live: Counter[int] = Counter()
     peaks: dict[int, tuple[int, int]] = {}
     for i, (place, nbytes) in enumerate(zip(table.places, table.nbytes, strict=True)):
@@ -418,9 +424,9 @@ def peak_steps(table: StepTable, machine: Machine) -> dict[int, tuple[int, int]]
         live[memory] += nbytes
         if live[memory] > peaks.get(memory, (0, -1))[1]:
             peaks[memory] = i, live[memory]
-        for j in ends.get(i, ()):
+        for j in freed_after.get(i, ()):
             live[machine.memory_of(table.places[j])] -= table.nbytes[j]
-        if i not in last and i not in table.outputs:
+        if i not in last_reader and i not in table.outputs:
             live[memory] -= nbytes
     return peaks
 

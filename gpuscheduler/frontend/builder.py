@@ -238,16 +238,16 @@ class GraphBuilder:
         return array if is_in_file(array) else None
 
     def _discover(self) -> tuple[Key, ...]:
-        """Everything that is wanted, directly or not; the keys to compute for it."""
+        """Collect the tasks that the wanted keys need; return the keys to compute for them."""
         outputs: dict[Key, None] = {}
         for key in self.wanted:
             target = self._resolve(key, None)
-            gather = self._gather(target)
+            gather = self._recognise_gather(target)
             if gather is None:
                 outputs[target] = None
             else:
                 if self.home is not None:
-                    gather = replace(gather, blocks=self._brought_back(gather.blocks))
+                    gather = replace(gather, blocks=self._add_chunk_readers(gather.blocks))
                 self.gathers[target] = gather
                 outputs.update((self._resolve(b, target), None) for b in flatten(gather.blocks))
         tasks, dsk = self.tasks, self.dsk
@@ -301,14 +301,13 @@ class GraphBuilder:
     def _is_here(self, task: Any) -> bool:
         return self.home is not None and self.home(task.func) is not None
 
-    def _brought_back(self, blocks: Any) -> Any:
-        """Keys of gathered blocks; a persisted chunk gets a task that reads it.
+    def _add_chunk_readers(self, blocks: Any) -> Any:
+        """Add a task that reads each persisted chunk of a gather; return the keys to gather.
 
-        The chunk is then copied to the host when its turn comes, and its device writes it into the
-        result.
+        The chunk's device then copies it into the result on the host when the task runs.
         """
         if isinstance(blocks, list):
-            return [self._brought_back(b) for b in blocks]
+            return [self._add_chunk_readers(b) for b in blocks]
         target = self._resolve(blocks, None)
         chunk = self.dsk.get(target)
         if not (is_chunk(chunk) and self._is_here(chunk)):
@@ -355,8 +354,12 @@ class GraphBuilder:
             self.alias[first] = key
         return key
 
-    def _gather(self, key: Key) -> GatherTask | None:
-        """Whether a wanted key is only the blocks of an array, put together."""
+    def _recognise_gather(self, key: Key) -> GatherTask | None:
+        """The gather of an array's blocks that a wanted key stands for, if any.
+
+        None leaves the key to its own task: it is no `finalize` of an array, or copies a single
+        block, and GPUs do not compute NumPy's arrays.
+        """
         task = self.dsk.get(key)
         if not (isinstance(task, Task) and task.func is finalize and len(task.args) == 1):
             return None
@@ -368,30 +371,28 @@ class GraphBuilder:
             return None
         layer = self.lowered.layers.get(flat[0][0])
         chunks = known_chunks(layer)
-        alone = len(flat) == 1 and not self._is_converted(flat[0])
-        if alone and not (self.resident and chunks is not None and len(flat[0]) > 1):
-            return None  # Dask's task makes a copy
+        is_single = len(flat) == 1 and not self._is_converted(flat[0])
+        if is_single and not (self.resident and chunks is not None and len(flat[0]) > 1):
+            return None
         if chunks is not None and [len(c) for c in chunks] != _numblocks(blocks):
             chunks = None
-        facts = (layer.collection_annotations if layer is not None else None) or {}
-        # of what a mask selects Dask does not know the type: it says NumPy's
-        of_numpy = chunks is not None and facts.get("chunk_type") == "numpy.ndarray"
-        if alone and not of_numpy:
+        annotations = (layer.collection_annotations if layer is not None else None) or {}
+        # of what a mask selects, chunks are unknown, and Dask takes the type for NumPy's
+        to_host = chunks is not None and annotations.get("chunk_type") == "numpy.ndarray"
+        if is_single and not to_host:
             return None
-        return GatherTask(key, blocks, chunks, of_numpy, converted=self.resident)
+        return GatherTask(key, blocks, chunks, to_host, converted=self.resident)
 
     def _is_converted(self, block: Key) -> bool:
-        """Whether a block, of an array with axes, is fetched to the host by its own task."""
+        """Whether a block is the result of `.to_backend("numpy")`, in an array with axes."""
         task = self.dsk.get(self._resolve(block, None))
         return len(block) > 1 and isinstance(task, Task) and without_conversion(task) is not None
 
     def _leave_on_device(self, needs: Mapping[Key, tuple[Key, ...]]) -> list[Key]:
-        """Take `.to_backend("numpy")` off the blocks of a gather, and return these blocks.
+        """Drop `.to_backend("numpy")` from the blocks of gathers, and return these blocks.
 
-        The gather copies the blocks itself.
-
-        Each device then writes its blocks straight into the result, all at once, where the task
-        would have waited for its own copy first.
+        The gather copies the blocks to the host itself: all devices write into the result at once,
+        where each task would have waited for its own copy first.
         """
         read = {d for inputs in needs.values() for d in inputs}
         read.update(self.alias.get(k, k) for k in self.wanted)
@@ -428,7 +429,7 @@ class GraphBuilder:
         return needs, names, constants
 
     def _pins(self, order: list[Key]) -> dict[Key, int]:
-        """The device of each task that has to run on one."""
+        """The device of each task that is pinned to one."""
         pins = self.lowered.pins
         out = {k: pins[k] for k in order if pins.get(k) is not None} if pins else {}
         if self.front is not None:
@@ -438,9 +439,9 @@ class GraphBuilder:
         return out
 
     def _where_written(self, stores: Mapping[Key, list[Any]]) -> dict[Key, int]:
-        """Of tasks that store to these, those that write to an array of a GPU: which device.
+        """The device of each task that stores to an array on a GPU.
 
-        They run there, as other tasks do: anywhere else they would write to a copy of it.
+        The task has to run there: on another device it would write to a copy of the array.
         """
         out: dict[Key, int] = {}
         if self.home is None or not self.gpus:

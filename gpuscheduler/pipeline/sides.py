@@ -1,9 +1,9 @@
 """Decide which tasks of NumPy's arrays run on GPUs and which on the host, group by group.
 
-A group is the tasks of one layer that do the same. What each takes on either side is predicted
-(`host_cost`, `library_cost`), and so is each way between the sides; a minimum cut gives the
-division (`min_cut`). It is taken if it should be faster than all that GPUs can do on GPUs: else
-nothing is moved.
+A group is the tasks of one layer that do the same. The seconds of each group on either side are
+predicted (`host_cost`, `library_cost`), and so are those of copies between the sides; a minimum cut
+gives the division (`min_cut`). It is used if it should be faster than GPUs that run all that they
+can: else nothing moves to the host.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ..plan.library_cost import CALLED, PRODUCT, gpu_seconds, host_seconds
 from ..plan.machine import STEP_SECONDS, Machine
 from ..plan.min_cut import Division
 
-#: A graph of more groups is not divided: all that GPUs can do is for GPUs.
+#: A graph of more groups is not divided: GPUs run all that they can.
 MOST_GROUPS = 400
-#: A division is taken if it should take at most this part of the time without one.
+#: A division is used if it should take at most this part of the time without one.
 BETTER = 0.95
 #: Blocks of a layer that may be under way at once on different sides.
 MOST_DEPTH = 16.0
 #: Layers that a line names.
 MOST_NAMES = 4
-#: Seconds of a task of the host in a plan for GPUs: its value comes back to a thread of a GPU.
+#: Overhead in seconds of a host task in a plan for GPUs: a GPU's thread takes its value back.
 HOSTED = 60e-6
 
 
@@ -46,18 +46,18 @@ class TaskGroup:
     #: Seconds of all on GPUs, and of all threads of the host; None where they cannot run there.
     gpu: float | None = 0.0
     host: float | None = 0.0
-    #: What they are, for people.
+    #: What the tasks are, in words for the user.
     words: str = ""
     #: Why they are where they are.
     reason: str = ""
     on_gpus: bool = True
-    #: Whether nothing runs: arrays that are there.
+    #: Whether they are arrays that exist before the run, so that nothing runs.
     is_data: bool = False
 
 
 @dataclass(slots=True)
 class SideChooser:
-    """The groups of one graph, and what is known of them."""
+    """Divides the tasks of one graph, in groups, between GPUs and the host."""
 
     graph: Graph
     facts: ValueFacts
@@ -69,19 +69,21 @@ class SideChooser:
     division: Division = field(default_factory=Division)
     #: The name of the layer of a task.
     _layer_of: Callable[[Key], str] = layer_of
-    _number: dict[Any, int] = field(default_factory=dict)
-    _of: dict[Key, int] = field(default_factory=dict)
+    #: The numbers of groups: by layer and kind of task, and by key.
+    _group_numbers: dict[Any, int] = field(default_factory=dict)
+    _group_of: dict[Key, int] = field(default_factory=dict)
+    #: Seconds of programs on the host, by id; the programs are kept, or an id could be reused.
     _seconds: dict[int, float] = field(default_factory=dict)
-    _alive: list[Any] = field(default_factory=list)
+    _programs: list[Any] = field(default_factory=list)
 
     def choose_sides(self) -> list[TaskGroup]:
         """Return the groups, each with its side and the reason."""
         self._find_groups()
         if len(self.groups) > MOST_GROUPS:  # layers of one name together
             self.groups, self._layer_of = [], key_split
-            self._number, self._of = {}, {}
+            self._group_numbers, self._group_of = {}, {}
             self._find_groups()
-        self._find_ways()
+        self._add_copy_costs()
         for group in self.groups:
             self.division.add(group.gpu, group.host)
         whole = [g.gpu is not None for g in self.groups]
@@ -95,7 +97,7 @@ class SideChooser:
         return self.groups
 
     def as_asked(self) -> list[TaskGroup]:
-        """Return the groups where GPUs compute all that they can."""
+        """Return the groups, all on GPUs except those that GPUs cannot run."""
         self._find_groups()
         for group in self.groups:
             group.on_gpus = group.gpu is not None
@@ -104,25 +106,24 @@ class SideChooser:
     # ---- groups
 
     def _find_groups(self) -> None:
-        sizes = self.facts.sizes
+        """Put each task into a group, and predict the seconds of each group on either side."""
         for key, node in self.graph.nodes.items():
             task: Any = node.task
-            nbytes = sizes.get(key, 0)
             if node.is_data or node.sent or node.aside:
-                self._add_data(key, node, nbytes)
+                self._add_data(key, node)
             elif kernels := kernels_of(task):
-                at = sum([self._program_seconds(k.program) for k in kernels])
-                moved = sum([k.touched_bytes for k in kernels])
+                seconds = sum([self._program_seconds(k.program) for k in kernels])
+                touched = sum([k.touched_bytes for k in kernels])
                 self._add(
                     key, ("kernel", *[id(k.program) for k in kernels]), "kernel",
-                    moved / self.machine.bandwidth, max(at / self.threads, moved / HOST),
+                    touched / self.machine.bandwidth, max(seconds / self.threads, touched / HOST),
                 )  # fmt: skip
             elif isinstance(task, LibraryTask):
                 call = task.call
-                busy = host_seconds(call) / self.threads + task.touched_bytes / CALLED
+                on_host = host_seconds(call) / self.threads + task.touched_bytes / CALLED
                 self._add(
                     key, call, f"{call.name}, by CuPy",
-                    gpu_seconds(call, self.machine.bandwidth), busy,
+                    gpu_seconds(call, self.machine.bandwidth), on_host,
                 )  # fmt: skip
             elif isinstance(task, NumpyTask):
                 self._add_product(key, node)
@@ -130,61 +131,65 @@ class SideChooser:
                 why = node.why or "it is no kernel"
                 group = self._add(key, ("called", why), "called", None, task.touched_bytes / CALLED)
                 group.reason = why
-            elif node.needs and node.needs[0] in self._of:  # a view, where its array is
-                self._of[key] = self._of[node.needs[0]]
+            elif node.needs and node.needs[0] in self._group_of:
+                # a view is in the group of its array
+                self._group_of[key] = self._group_of[node.needs[0]]
             else:
                 self._add(key, "view", "view", 0.0, 0.0)
 
     def _add(
-        self, key: Key, words: Any, text: str, gpu: float | None, host: float | None
+        self, key: Key, kind: Any, words: str, gpu: float | None, host: float | None
     ) -> TaskGroup:
-        number = self._number.setdefault((self._layer_of(key), words), len(self.groups))
+        """Add a task, and its seconds on either side, to the group of its layer and kind."""
+        number = self._group_numbers.setdefault((self._layer_of(key), kind), len(self.groups))
         if number == len(self.groups):
-            self.groups.append(TaskGroup(key_split(key), words=text))
+            self.groups.append(TaskGroup(key_split(key), words=words))
         group = self.groups[number]
         group.keys.append(key)
-        self._of[key] = number
+        self._group_of[key] = number
         gpus = len(self.machine.devices)
-        group.gpu = _sum(group.gpu, gpu, STEP_SECONDS, gpus)
-        group.host = _sum(group.host, host, HOSTED if gpu is not None else TASK, 1)
+        group.gpu = _add_seconds(group.gpu, gpu, STEP_SECONDS, gpus)
+        group.host = _add_seconds(group.host, host, HOSTED if gpu is not None else TASK, 1)
         return group
 
-    def _add_data(self, key: Key, node: TaskNode, nbytes: int) -> None:
+    def _add_data(self, key: Key, node: TaskNode) -> None:
+        """Add a value that no side computes: an existing array, a copy, or a file's block."""
         task: Any = node.task
         value = task.value if node.is_data else getattr(task, "func", None)
         on_gpu = self.home is not None and self.home(value) is not None and not node.sent
-        number = self._number.setdefault((self._layer_of(key), on_gpu), len(self.groups))
+        number = self._group_numbers.setdefault((self._layer_of(key), on_gpu), len(self.groups))
         if number == len(self.groups):
             self.groups.append(
                 TaskGroup(key_split(key), gpu=0.0 if on_gpu else None, host=None if on_gpu else 0.0,
                           words="array", on_gpus=on_gpu, is_data=True)
             )  # fmt: skip
         self.groups[number].keys.append(key)
-        self._of[key] = number
+        self._group_of[key] = number
 
     def _add_product(self, key: Key, node: TaskNode) -> None:
         dtype = np.dtype(node.product.dtype)
         rate = PRODUCT if dtype.char in "fF" else PRODUCT / 2
-        moved = node.task.task.touched_bytes  # type: ignore[attr-defined]
+        touched = node.task.task.touched_bytes  # type: ignore[attr-defined]
         operations = node.operations or 0
         self._add(
             key, ("product", node.product.left.shape, node.product.right.shape), "matrix product",
             operations / self.machine.flops,
-            operations / rate / self.threads + moved / CALLED,
+            operations / rate / self.threads + touched / CALLED,
         )  # fmt: skip
 
     def _program_seconds(self, program: Any) -> float:
         found = self._seconds.get(id(program))
         if found is None:
-            self._alive.append(program)
+            self._programs.append(program)
             found = self._seconds[id(program)] = program_seconds(program)
         return found
 
-    # ---- ways
+    # ---- copies between the sides
 
-    def _find_ways(self) -> None:
+    def _add_copy_costs(self) -> None:
+        """Predict the seconds of copies between groups, should these be on different sides."""
         links = min(len(self.machine.devices), 2)
-        division, sizes, of = self.division, self.facts.sizes, self._of
+        division, sizes, of = self.division, self.facts.sizes, self._group_of
         sent: set[Key] = set()
         for key, node in self.graph.nodes.items():
             b = of.get(key)
@@ -193,13 +198,13 @@ class SideChooser:
                 if a is None or b is None or a == b:
                     continue
                 nbytes = sizes.get(d, 0)
-                way = nbytes / DOWN / links + BLOCK
-                division.down[a, b] = division.down.get((a, b), 0.0) + way
+                seconds = nbytes / DOWN / links + BLOCK
+                division.down[a, b] = division.down.get((a, b), 0.0) + seconds
                 if d not in sent:
                     sent.add(d)
                     rate = _up_rate(self.graph.nodes[d]) if self.groups[a].is_data else UP_MADE
-                    way = nbytes / rate / links + BLOCK
-                    division.up[a] = division.up.get(a, 0.0) + way
+                    seconds = nbytes / rate / links + BLOCK
+                    division.up[a] = division.up.get(a, 0.0) + seconds
         for key in self.graph.outputs:
             group = self.groups[of[key]] if key in of else None
             if group is None or self.graph.keep:
@@ -209,12 +214,12 @@ class SideChooser:
             if group.host is not None and not group.is_data:
                 group.host += sizes.get(key, 0) / NEW
 
-    # ---- what a division takes
+    # ---- the cost of a division
 
     def _total(self, on_gpus: Sequence[bool]) -> float:
-        """Seconds of a division whose kernels, ways and calls go on beside each other.
+        """Predicted seconds of a division: kernels, copies and calls overlap.
 
-        The more blocks there are for each thread, the more of this does.
+        They overlap the more, the more blocks there are for each thread.
         """
         division = self.division
         sides = list(zip(on_gpus, self.groups, strict=True))
@@ -228,36 +233,40 @@ class SideChooser:
         return longest + (gpu + host + up + down - longest) / depth
 
     def _reason(self, n: int, on_gpus: Sequence[bool]) -> str:
-        """What a group takes where it is, and what it would add on the other side."""
+        """The seconds of a group on its side, and those that the other side would add."""
         group = self.groups[n]
         other = [here != (n == k) for k, here in enumerate(on_gpus)]
         here, there = (group.gpu, "host") if on_gpus[n] else (group.host, "GPUs")
         assert here is not None
         more = here + self.division.seconds(other) - self.division.seconds(on_gpus)
-        return f"{here:.2g} s here, {max(more, 0.0):.2g} s on {there} with the ways there and back"
+        return f"{here:.2g} s here, {max(more, 0.0):.2g} s on {there} including copies"
 
 
 def divide(division: Division) -> list[bool]:
-    """Return whether each group is to run on GPUs."""
+    """Return whether each group is to run on GPUs, in the cheapest division."""
     return division.assign()
 
 
-def _sum(total: float | None, more: float | None, each: float, many: int) -> float | None:
-    return None if total is None or more is None else total + more / many + each
+def _add_seconds(
+    total: float | None, seconds: float | None, overhead: float, devices: int
+) -> float | None:
+    """A group's seconds with one more task; None where any of its tasks cannot run."""
+    return None if total is None or seconds is None else total + seconds / devices + overhead
 
 
 def _up_rate(node: TaskNode) -> float:
+    """The bytes per second at which an array goes to a GPU: fewer where it is not contiguous."""
     task: Any = node.task
     args: Sequence[Any] = getattr(task, "args", ())
     array = args[0] if args else getattr(task, "value", None)
     flags = getattr(array, "flags", None)
-    whole = flags is None or flags.c_contiguous or flags.f_contiguous
-    return UP if whole else UP_GAPS
+    is_contiguous = flags is None or flags.c_contiguous or flags.f_contiguous
+    return UP if is_contiguous else UP_GAPS
 
 
 @dataclass(frozen=True, slots=True)
 class SideLine:
-    """What people are told of alike groups that run on one side."""
+    """A line for the user: groups that do the same on one side, for one reason."""
 
     on_gpus: bool
     count: int
@@ -273,7 +282,7 @@ class SideLine:
 
 
 def side_lines(groups: Iterable[TaskGroup]) -> tuple[SideLine, ...]:
-    """Say for each group where it runs and why; groups that do the same for one reason together.
+    """Say where groups run and why, in one line for those that do the same for one reason.
 
     >>> print(*side_lines([TaskGroup(n, [n], words="kernel") for n in ("add", "sum")]))
     GPU       2 of add, sum: kernel
@@ -291,5 +300,5 @@ def side_lines(groups: Iterable[TaskGroup]) -> tuple[SideLine, ...]:
 
 
 def moved_keys(groups: Iterable[TaskGroup]) -> list[Key]:
-    """The tasks for GPUs that the host is to compute."""
+    """The tasks that GPUs could run and that the host is to run."""
     return [k for g in groups if not g.on_gpus and g.gpu is not None for k in g.keys]

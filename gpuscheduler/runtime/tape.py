@@ -1,13 +1,12 @@
-"""Launch tapes: the orders of a run that needs no decisions.
+"""Launch tapes: the launches and copies of a run, recorded once and replayed without decisions.
 
-Written down once, and followed from then on without a look at what has happened.
+A run asks `State` what to do next, because memory may be short and because values may be needed
+that are not there yet. Where all values fit and each device works in order, the answers are the
+same each time. Replaying them takes a fraction of the host's time, which is what a run of small
+steps on several devices waits for.
 
-A run asks `State` what to do next because memory may be short and because values may be needed that
-are not there yet. Where everything fits and devices obey in order, the answers are the same each
-time. To follow them takes a fraction of the time, which is the host's, and with small steps on
-several devices that is what a run waits for.
-
-What other devices read stays until the end: nobody waits to hear that they have read it.
+A value that another device has copied stays until the end of the run: a replay does not wait to
+hear that the copy is done.
 """
 
 from __future__ import annotations
@@ -20,25 +19,26 @@ from ..plan.plan import Footprint, Plan
 from .events import Copied, Copy, Done, Event, Issued, Launch
 from .state import State
 
-Order = tuple[str, int, int]  # a verb, a step, and where else it is or goes
+#: "fetch", "launch" or "free"; a step; the source of a fetch, else the device itself.
+Order = tuple[str, int, int]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LaunchTape:
-    """The launches and copies of a run, written down to be replayed by one thread.
+    """The recorded launches and copies of a run, which one thread replays.
 
-    The orders of one entry go to one device. A launch also has the replicas that it waits for and
-    no launch before it has waited for.
+    Each entry of `orders` is a device and its orders. A launch lists the fetched values that it is
+    the first to wait for.
 
-    It holds no plan: that has arrays.
+    A tape does not refer to its plan, which would keep the plan's arrays alive.
     """
 
     orders: list[tuple[int, list[tuple[str, int, tuple[int, ...]]]]]
-    need: dict[int, int]  # bytes on each device at most, with those of the chunks that it reads
-    rest: dict[int, int]  # ... and without the `last`, results that nobody reads
-    last: tuple[int, ...]
+    need: dict[int, int]  # peak bytes on each device, with the persisted chunks that it reads
+    rest: dict[int, int]  # ... and without the values of `last`
+    last: tuple[int, ...]  # outputs that no step reads
     nbytes: list[int]  # of each step
-    took: Footprint  # but seconds
+    took: Footprint  # of the simulated run; its seconds are 0
 
     def __repr__(self) -> str:
         return f"<Tape of orders for {len(self.nbytes):,} steps>"
@@ -46,9 +46,9 @@ class LaunchTape:
     def footprint(
         self, seconds: float, others: dict[int, int], need: dict[int, int] | None = None
     ) -> Footprint:
-        """The footprint of a replay, beside bytes of others on each device.
+        """The footprint of a replay, with `others`: bytes of other runs on each device.
 
-        `need` replaces the bytes on devices that the tape itself says.
+        `need` replaces the tape's own peaks, by device.
         """
         peak = {**self.took.peak, **self.need, **(need or {})}
         peak = {p: n + others.get(p, 0) for p, n in peak.items()}
@@ -56,9 +56,10 @@ class LaunchTape:
 
 
 def rehearse(plan: Plan) -> LaunchTape | None:
-    """Write down a run in which everything happens at once.
+    """Record a simulated run in which each launch and copy completes at once, in order.
 
-    None where a value has to leave a device, or goes to the host.
+    None where the devices' memory does not suffice, where a value has to be copied to or from the
+    host, and where a step reads or writes a file.
 
     >>> from gpuscheduler.frontend.lowering import from_dask
     >>> from gpuscheduler.plan.machine import Machine
@@ -79,67 +80,72 @@ def rehearse(plan: Plan) -> LaunchTape | None:
         return None
     state = State(plan)
     rounds: list[tuple[int, list[Order]]] = []
-    crossed: set[int] = set()
-    last = [i for i in plan.outputs if not plan.readers[i] and not plan.steps[i].fixed]
-    ends, rest = set(last), dict.fromkeys(plan.machine.devices, 0)
-    made = dict(rest)  # bytes of these
-    late = dict.fromkeys(plan.machine.devices, 0)  # bytes that stay longer than `state` thinks
+    copied: set[int] = set()  # steps whose values another device fetches
+    unread = [i for i in plan.outputs if not plan.readers[i] and not plan.steps[i].fixed]
+    unread_set = set(unread)
+    rest = dict.fromkeys(plan.machine.devices, 0)  # peak bytes without unread outputs
+    unread_bytes = dict(rest)
+    extra = dict(rest)  # bytes that a replay frees at the end, and `state` counts as freed earlier
     try:
         instructions = state.start()
         while True:
             todo: list[list[Order]] = [[] for _ in plan.machine.devices]
             events: list[Event] = []
-            for ins in instructions:
-                step = plan.steps[ins.step]
-                if isinstance(ins, Copy):
-                    if ins.src < 0 or ins.dst < 0:
+            for instruction in instructions:
+                step = plan.steps[instruction.step]
+                if isinstance(instruction, Copy):
+                    if instruction.src < 0 or instruction.dst < 0:
                         return None
-                    todo[ins.dst].append(("fetch", ins.step, ins.src))
-                    events.append(Copied(ins.step, ins.src, ins.dst))
-                    late[ins.dst] += step.nbytes
-                    if ins.step not in crossed and not step.fixed:
-                        late[step.place] += step.nbytes
-                    crossed.add(ins.step)
-                elif isinstance(ins, Launch):
+                    todo[instruction.dst].append(("fetch", instruction.step, instruction.src))
+                    events.append(Copied(instruction.step, instruction.src, instruction.dst))
+                    extra[instruction.dst] += step.nbytes
+                    if instruction.step not in copied and not step.fixed:
+                        extra[step.place] += step.nbytes
+                    copied.add(instruction.step)
+                elif isinstance(instruction, Launch):
                     if step.aside:
                         return None
-                    todo[ins.place].append(("launch", ins.step, ins.place))
-                    events += [Issued(ins.step, step.nbytes), Done(ins.step)]
-                    if ins.step in ends:
-                        made[ins.place] += step.nbytes
-                elif ins.place == step.place:
-                    todo[ins.place].append(("free", ins.step, ins.place))
+                    todo[instruction.place].append(("launch", instruction.step, instruction.place))
+                    events += [Issued(instruction.step, step.nbytes), Done(instruction.step)]
+                    if instruction.step in unread_set:
+                        unread_bytes[instruction.place] += step.nbytes
+                elif instruction.place == step.place:
+                    todo[instruction.place].append(("free", instruction.step, instruction.place))
             rounds += interleave_orders(plan, todo)
-            rest = {d: max(n, state.used[d] - made[d]) for d, n in rest.items()}
+            rest = {d: max(n, state.used[d] - unread_bytes[d]) for d, n in rest.items()}
             if state.is_finished:
                 break
             instructions = state.handle(*events)
     except OutOfMemory:
         return None
-    need = {d: state.peak[d] + n for d, n in late.items()}
+    need = {d: state.peak[d] + n for d, n in extra.items()}
     if any(n > plan.machine.memory[d] for d, n in need.items()):
         return None
-    rest = {d: n + late[d] for d, n in rest.items()}
-    orders = _with_waits(plan, rounds, crossed)
-    return LaunchTape(orders, need, rest, tuple(last), state.nbytes, state.footprint(0.0))
+    rest = {d: n + extra[d] for d, n in rest.items()}
+    orders = _add_waits(plan, rounds, copied)
+    return LaunchTape(orders, need, rest, tuple(unread), state.nbytes, state.footprint(0.0))
 
 
-def _with_waits(
-    plan: Plan, rounds: list[tuple[int, list[Order]]], crossed: set[int]
+def _add_waits(
+    plan: Plan, rounds: list[tuple[int, list[Order]]], copied: set[int]
 ) -> list[tuple[int, list[tuple[str, int, tuple[int, ...]]]]]:
+    """Give each launch the fetches that it is the first to wait for.
+
+    Orders to free a value that another device fetches are left out.
+    """
     out: list[tuple[int, list[tuple[str, int, tuple[int, ...]]]]] = []
-    coming: list[set[int]] = [set() for _ in plan.machine.devices]
+    fetched: list[set[int]] = [set() for _ in plan.machine.devices]
     for place, orders in rounds:
         mine: list[tuple[str, int, tuple[int, ...]]] = []
         for verb, step, other in orders:
             if verb == "fetch":
-                coming[place].add(step)
+                fetched[place].add(step)
                 mine.append((verb, step, (other,)))
             elif verb == "launch":
-                waits = [j for j in plan.steps[step].inputs if j in coming[place]]
-                coming[place].difference_update(waits)
+                waits = [j for j in plan.steps[step].inputs if j in fetched[place]]
+                fetched[place].difference_update(waits)
                 mine.append((verb, step, tuple(waits)))
-            elif step not in crossed:
+            elif step not in copied:
                 mine.append((verb, step, ()))
         if mine:
             out.append((place, mine))
@@ -147,11 +153,11 @@ def _with_waits(
 
 
 def interleave_orders(plan: Plan, todo: list[list[Order]]) -> Iterator[tuple[int, list[Order]]]:
-    """Mix the orders to several devices, so that each soon has work.
+    """Interleave the orders to several devices, so that each soon has work.
 
     Each device gets one order, then two, then four.
     """
-    turns = [_turns(plan, place, mine) for place, mine in enumerate(todo)]
+    turns = [_group_by_turn(plan, place, mine) for place, mine in enumerate(todo)]
     for turn in sorted(set().union(*turns)):
         left = [mine.get(turn, []) for mine in turns]
         count = 1
@@ -165,29 +171,30 @@ def interleave_orders(plan: Plan, todo: list[list[Order]]) -> Iterator[tuple[int
 
 def by_turns(plan: Plan, place: int, todo: list[Order]) -> list[Order]:
     """Orders to one device, sorted by turn."""
-    turns = _turns(plan, place, todo)
+    turns = _group_by_turn(plan, place, todo)
     return [order for turn in sorted(turns) for order in turns[turn]]
 
 
-def _turns(plan: Plan, place: int, todo: list[Order]) -> dict[int, list[Order]]:
+def _group_by_turn(plan: Plan, place: int, todo: list[Order]) -> dict[int, list[Order]]:
     """Group the orders to one device by turn: copies from the next device come first.
 
-    Then come the copies from the device behind it, and so on. If all devices began with the same
-    one, they would share its bandwidth. A device sends in the order in which copies from it are
-    queued.
+    Copies from the device after it are the second turn, and so on, as in a ring: if all devices
+    copied from the same one first, they would share its bandwidth. A device sends in the order in
+    which copies from it are queued.
 
-    What a launch reads still comes before it, and what needs no copy does not wait for one.
+    A launch has the latest turn of the values that it reads, so one that needs no copy waits for
+    none.
     """
     if len({other for verb, _, other in todo if verb == "fetch"}) < 2:
         return {0: todo} if todo else {}
     devices = len(plan.machine.devices)
-    turn: dict[int, int] = {}  # of each value that is ordered here
+    turn: dict[int, int] = {}  # of each value that is copied to this device or computed on it
     for verb, step, other in todo:
         if verb == "fetch":
             turn[step] = (other - place) % devices if other >= 0 else 0
         elif verb == "launch":
             turn[step] = max([turn.get(j, 0) for j in plan.steps[step].inputs], default=0)
-        else:  # it may make room for what follows
+        else:  # a free may make room for the orders that follow it
             return {0: todo}
     out: dict[int, list[Order]] = {}
     for order in todo:

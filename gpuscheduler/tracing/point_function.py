@@ -54,7 +54,7 @@ def point_expressions(
         except NotTraceable as error:
             why = str(error)
             if how == "trace":
-                raise NotCompiled(f"{name} cannot be run on symbols: {why}") from None
+                raise NotCompiled(f"{name} cannot be traced: {why}") from None
             if why.startswith(CATCHES):
                 _warn_of_python(name, why)
                 return None
@@ -64,10 +64,10 @@ def point_expressions(
         if how == "auto" and CATCHES in str(error):
             _warn_of_python(name, str(error))
             return None
-        also = f" (nor can it be run on symbols: {why})" if why else ""
+        also = f" (and it cannot be traced: {why})" if why else ""
         raise NotCompiled(
-            f"{error}{also}. Rewrite that, or pass how='numpy' to have it called with arrays, or "
-            "how='python' for each point"
+            f"{error}{also}. Rewrite that part, or pass how='numpy' to call it with arrays, "
+            "or how='python' to call it for each point"
         ) from error.__cause__
 
 

@@ -175,7 +175,7 @@ def test_info_shows_what_nvml_tells():
     out = " ".join(printed(report.sensor_tables(Nvml(known, Sensors()))).split())
     for text in ("570.86", "16.00", "128.00", "612", "700", "58", "1.00", "1980", "heat"):
         assert text in out
-    assert "NVML tells nothing" in printed(report.sensor_tables(Nvml(Sensors())))
+    assert "NVML is not available" in printed(report.sensor_tables(Nvml(Sensors())))
 
 
 def test_info_names_optional_packages(call, monkeypatch):

@@ -341,7 +341,7 @@ def test_integers_have_the_type_asked_for():
         rng.integers(0, 2**64, 3, dtype=np.uint64)
     with pytest.raises(ValueError, match="do not fit uint8"):
         rng.integers(-1, 5, dtype=np.uint8)
-    with pytest.raises(NotImplementedError, match="Generator.integers takes numbers only"):
+    with pytest.raises(NotImplementedError, match="Generator.integers takes only numbers"):
         rng.integers(np.array([1, 2]), 5)
 
 

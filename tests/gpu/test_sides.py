@@ -147,7 +147,7 @@ def test_a_cheap_step_beside_a_called_function_stays_on_the_host(s, monkeypatch)
     assert names == {"add"}
     text = str(s.explain(c))
     assert "of add: kernel (" in text
-    assert "s on GPUs with the ways there and back)" in text
+    assert "s on GPUs including copies)" in text
 
 
 def test_a_division_is_left_where_the_host_is_as_fast(s):

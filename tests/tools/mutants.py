@@ -710,22 +710,22 @@ FUSION = {
         "alike = other.shape == kernel.shape",
     ),
     "a tape forgets what waits for a copy": (
-        "waits = [j for j in plan.steps[step].inputs if j in coming[place]]",
+        "waits = [j for j in plan.steps[step].inputs if j in fetched[place]]",
         "waits: list[int] = []",
     ),
     "a tape waits for a copy again and again": (
-        "                coming[place].difference_update(waits)\n",
+        "                fetched[place].difference_update(waits)\n",
         "",
     ),
-    "a tape lets go of what others read": ("elif step not in crossed:", "else:"),
-    "a tape lets go of nothing": ("elif step not in crossed:", "elif False:"),
-    "a tape does not count replicas": ("late[ins.dst] += step.nbytes", "pass"),
+    "a tape lets go of what others read": ("elif step not in copied:", "else:"),
+    "a tape lets go of nothing": ("elif step not in copied:", "elif False:"),
+    "a tape does not count replicas": ("extra[instruction.dst] += step.nbytes", "pass"),
     "a tape does not count what others read": (
-        "late[step.place] += step.nbytes",
+        "extra[step.place] += step.nbytes",
         "pass",
     ),
     "a tape counts what others read for each of them": (
-        "if ins.step not in crossed and not step.fixed:",
+        "if instruction.step not in copied and not step.fixed:",
         "if not step.fixed:",
     ),
     "a tape heeds no limit": (

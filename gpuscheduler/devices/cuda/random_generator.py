@@ -13,7 +13,7 @@ from dask.array.core import Array
 class DeviceGenerator:
     """`numpy.random.Generator` for one chunk, on the current device.
 
-    CuPy's Generator has some distributions; the others are made from those. Parameters are
+    CuPy's Generator has some distributions; the others are computed from those. Parameters are
     numbers or arrays; numbers are checked, arrays are not, as that would have to wait for the
     device. Continuous distributions also take `dtype`, float32 or float64.
 
@@ -67,6 +67,7 @@ class DeviceGenerator:
         return self._draw("geometric", p, size=_shape(size, p))
 
     def hypergeometric(self, ngood: Any, nbad: Any, nsample: Any, size: Any = None) -> Any:
+        """Draw how many of `nsample` items are good, without replacement, as NumPy's Generator."""
         good = self._integer("ngood", ngood, least=0)
         bad = self._integer("nbad", nbad, least=0)
         sample = self._integer("nsample", nsample, least=0)
@@ -94,7 +95,7 @@ class DeviceGenerator:
             isinstance(low, (int, float, np.number)) and isinstance(high, (int, float, np.number))
         ):
             raise NotImplementedError(
-                "Generator.integers takes numbers only as bounds on CuPy arrays, not arrays; "
+                "Generator.integers takes only numbers as bounds on CuPy arrays, not arrays; "
                 "scale and floor what Generator.random gives"
             )
         dtype = np.dtype(dtype)
@@ -126,7 +127,7 @@ class DeviceGenerator:
         lam = self._number("lam", lam, least=0)
         return self._draw("poisson", lam, size=_shape(size, lam))
 
-    # Distributions made from those above.
+    # Distributions computed from those above.
 
     def uniform(
         self, low: Any = 0.0, high: Any = 1.0, size: Any = None, dtype: Any = np.float64
@@ -288,7 +289,7 @@ class DeviceGenerator:
         counts[..., -1] = left
         return counts
 
-    # Distributions that need a loop of rejections in each element: CuPy's older generator has them.
+    # Distributions that need rejection sampling: CuPy has them in its legacy RandomState only.
 
     def vonmises(self, mu: Any, kappa: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         mu, kappa = self._number("mu", mu), self._number("kappa", kappa, least=0)
@@ -300,7 +301,7 @@ class DeviceGenerator:
         a = self._number("a", a, above=1)
         return self._random_state().zipf(a, size=_shape(size, a))
 
-    # What there is no way to do chunk by chunk on a GPU.
+    # Methods that cannot work chunk by chunk on a GPU.
 
     def choice(self, *args: Any, **kwargs: Any) -> Any:
         raise _host_only("choice")
@@ -324,11 +325,11 @@ class DeviceGenerator:
         return self._draw("standard_exponential", size=_shape(size, *parameters))
 
     def _open_uniform(self, shape: tuple[int, ...]) -> Any:
-        """Uniform and never 0 or 1."""
+        """Uniform in the open interval (0, 1)."""
         return self._xp.maximum(self.random(shape), 2.0**-54)
 
     def _number(self, name: str, x: Any, **bounds: float) -> Any:
-        if isinstance(x, Array):  # while Dask works out what the result will be like
+        if isinstance(x, Array):  # while Dask infers the meta of the result
             x = x._meta
         if not isinstance(x, Real):
             return self._xp.asarray(x)

@@ -1,4 +1,4 @@
-"""Indexing with computed positions, on traced arrays.
+"""Indexing with arrays of integers, on traced arrays.
 
 These are `table[i]`, `take`, `choose` and their like. Only GPUs get them: a kernel reads one
 element for each point, and NumPy's own functions are as fast on the host. A kernel cannot raise
@@ -33,7 +33,7 @@ from ..elementwise import apply, choose_elements, clip_array
 from ..indexing import axis_index
 from ..registry import instead_of
 
-#: Bounds of what may be any number.
+#: Bounds of a value that may be any number.
 ANY_NUMBER = -math.inf, math.inf
 
 
@@ -43,38 +43,41 @@ def on_gpus(what: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------
-# Elements at places that are computed.
+# Elements at computed indices.
 
 
 def elements_at(
     x: TracedArray,
     shape: tuple[int, ...],
-    still: Callable[[View], View],
-    away: Callable[[View], Expr | None],
+    fixed_view: Callable[[View], View],
+    offset_of: Callable[[View], Expr | None],
     anywhere: bool = False,
 ) -> TracedArray:
     """An array of this shape, made of elements of `x`.
 
-    Each leaf is read where `still` says, plus `away` elements (int64, over the shape; None: none).
-    With `anywhere`, these elements exist also where nobody needs them.
+    Each leaf is read through the view `fixed_view`, at an offset of `offset_of` elements: an int64
+    expression over the shape, or None for no offset. With `anywhere`, the offsets are in bounds
+    also at points whose results are not used.
     """
     new: dict[int, Expr] = {}
     for old in nodes((x._expr,)):
         args = tuple([new[id(a)] for a in old.args])
         view = view_of(old)
         if view is not None:
-            leaf = with_view(old, still(view))
+            leaf = with_view(old, fixed_view(view))
             found = node_of(leaf.op, (), leaf.dtype, leaf.data)
-            step = away(view)
-            if step is not None and old.op == "index":
-                found = apply(np.add, found, step)
-            elif step is not None:
-                found = node_of("taken", (found, step), leaf.dtype, ANYWHERE if anywhere else None)
+            offset = offset_of(view)
+            if offset is not None and old.op == "index":
+                found = apply(np.add, found, offset)
+            elif offset is not None:
+                found = node_of(
+                    "taken", (found, offset), leaf.dtype, ANYWHERE if anywhere else None
+                )
         elif old.op == "taken" and args[0].op == "taken":
             base, place = args[0].args
             found = node_of("taken", (base, apply(np.add, place, args[1])), old.dtype)
         elif old.op in RANDOM:
-            raise refuse("it takes random numbers by a list")
+            raise refuse("it indexes random numbers with an array")
         else:
             found = node_of(old.op, args, old.dtype, old.data)
         new[id(old)] = found
@@ -87,11 +90,11 @@ def _times(number: Expr, step: int) -> Expr:
 
 @instead_of(index_lists.pick_elements)
 def _pick_elements(x: Any, axis: int, numbers: Any, length: int) -> Any:
-    """Elements of an array along an axis, by their numbers, of which each is less than `length`."""
+    """Elements of an array along an axis at given indices, each less than `length`."""
     on_gpus("it indexes with an array")
     x, numbers = as_traced(x), as_traced(numbers)
-    if x.shape[axis] != length:  # they are read without a look at how many there are
-        raise refuse(f"it takes elements of {length}, and there are {x.shape[axis]}")
+    if x.shape[axis] != length:  # a kernel does not check bounds
+        raise refuse(f"it indexes an axis of size {x.shape[axis]} as one of size {length}")
     shape = (*x.shape[:axis], numbers.size, *x.shape[axis + 1 :])
     if 0 in x.shape or 0 in shape:
         return TracedArray(constant(0, x.dtype), shape)
@@ -113,8 +116,11 @@ def _reorder_arrays(arrays: list[Any], axis: int, numbers: Any) -> Any:
     return _pick_elements(index_lists.join_arrays(arrays, axis), axis, numbers, numbers.size)
 
 
-def _in_memory(x: TracedArray, points: int) -> TracedArray:
-    """The same array, stored: its elements are computed once, where several are looked up."""
+def _store_if_reused(x: TracedArray, points: int) -> TracedArray:
+    """The same array, stored first if its elements would be computed more than once.
+
+    `points` is how many elements are looked up. Random numbers are always stored.
+    """
     if x._expr.op in LEAVES:
         return x
     every = nodes((x._expr,))
@@ -124,7 +130,7 @@ def _in_memory(x: TracedArray, points: int) -> TracedArray:
 
 
 def _wrap_index(index: TracedArray, length: int) -> TracedArray:
-    """The index as int64 in the range of a length; any other index wraps around."""
+    """The index as int64, modulo a length."""
     if index.dtype.kind == "u" and np.iinfo(index.dtype).max < length:
         return index.astype(np.int64)
     if index.dtype.kind == "i" and index.itemsize <= 4 and length < 2**31:
@@ -134,8 +140,8 @@ def _wrap_index(index: TracedArray, length: int) -> TracedArray:
     return cast(TracedArray, inside)
 
 
-def _numbers(index: Any, length: int) -> TracedArray:
-    """Indices into an axis, each inside it."""
+def _indices_in_bounds(index: Any, length: int) -> TracedArray:
+    """Indices into an axis, counted from its start; only known ones raise out of bounds."""
     if isinstance(index, TracedArray):
         if index.dtype.kind not in "iu":
             raise refuse(f"it indexes with an array of {index.dtype}")
@@ -149,7 +155,7 @@ def _numbers(index: Any, length: int) -> TracedArray:
 
 
 def constant_array(values: np.ndarray[Any, Any]) -> TracedArray:
-    """An array whose values are known, as one that a kernel reads."""
+    """An array whose values are known, as an input of the kernel, or as a constant."""
     if values.size == 1 or not values.size:
         return as_traced(values)
     if current.get().beside is None:
@@ -157,32 +163,32 @@ def constant_array(values: np.ndarray[Any, Any]) -> TracedArray:
     return read_beside(np.ascontiguousarray(values), own=True)
 
 
-def _is_numbers(entry: Any) -> bool:
-    """Whether an entry of an index says by its elements which to take."""
+def _is_index_array(entry: Any) -> bool:
+    """Whether an entry of an index is an array or a list of integers."""
     if isinstance(entry, TracedArray):
         return entry._expr.op != "constant" and entry.dtype != bool
     return isinstance(entry, (list, tuple, np.ndarray)) and np.ndim(entry) > 0
 
 
 def _index_with_arrays(x: TracedArray, index: Any) -> TracedArray | None:
-    """`x[index]` with arrays of integers in the index; None of any other."""
+    """`x[index]` with arrays of integers in the index; None for any other index."""
     given_entries = index if isinstance(index, tuple) else (index,)
-    if not any(map(_is_numbers, given_entries)):
+    if not any(map(_is_index_array, given_entries)):
         return None
     on_gpus("it indexes with an array")
-    entries = tuple(_in_full(x, given_entries))
-    # everything else is a view first, along whose axes elements are taken
-    whole = x[tuple([slice(None) if _is_numbers(e) else e for e in entries])]
+    entries = tuple(_expand_index(x, given_entries))
+    # basic indexing first: a view, along whose axes elements are then looked up
+    whole = x[tuple([slice(None) if _is_index_array(e) else e for e in entries])]
     chosen: dict[int, Any] = {}
-    places, axis = [], 0  # the entries that count as arrays, as numbers do beside arrays
+    places, axis = [], 0  # of arrays, and of integers, which NumPy treats as arrays beside them
     for k, entry in enumerate(entries):
-        if _is_numbers(entry):
+        if _is_index_array(entry):
             chosen[axis] = entry
         if entry is None or isinstance(entry, slice) or axis in chosen:
             axis += 1
         if entry is not None and not isinstance(entry, slice):
             places.append(k)
-    # an Ellipsis is something between, also where it stands for no axis
+    # an Ellipsis separates arrays, even if it stands for no axis
     there = [
         k
         for k, e in enumerate(given_entries)
@@ -193,31 +199,33 @@ def _index_with_arrays(x: TracedArray, index: Any) -> TracedArray | None:
     first = first if side_by_side else 0
     if len(chosen) == 1:
         ((along, given),) = chosen.items()
-        if (found := _in_slices(whole, along, given)) is not None:
+        if (found := _join_slices(whole, along, given)) is not None:
             return look(found, lambda a: np.moveaxis(a, along, first)).copy()
-    numbers = {k: _numbers(entry, whole.shape[k]) for k, entry in chosen.items()}
+    numbers = {k: _indices_in_bounds(entry, whole.shape[k]) for k, entry in chosen.items()}
     anywhere = all(isinstance(entry, TracedArray) for entry in chosen.values())
     out = look_up_elements(whole, numbers, first, anywhere)
     return out if any(e is ... for e in given_entries) else scalar_if_point(out)
 
 
-def _in_slices(x: TracedArray, axis: int, index: Any) -> TracedArray | None:
-    """Elements along an axis whose numbers are known, where these are a few slices."""
+def _join_slices(x: TracedArray, axis: int, index: Any) -> TracedArray | None:
+    """Elements at known indices along an axis, joined from a few slices; None for other indices.
+
+    An index out of bounds raises IndexError, as in NumPy.
+    """
     if isinstance(index, TracedArray) or np.ndim(index) != 1 or not x.shape[axis]:
         return None
     known = np.asarray(index)
     if not known.size or known.dtype.kind not in "iu":
         return None
-    slices = index_lists.slices_of(
-        np.where(known < 0, known + x.shape[axis], known), index_lists.FEW_SLICES
-    )
+    from_start = np.where(known < 0, known + x.shape[axis], known)
+    slices = index_lists.slices_of(from_start, index_lists.FEW_SLICES)
     if slices is None or min(s.start for s in slices) < 0:
         return None
     return index_lists.join_arrays(index_lists.parts_of(x, axis, slices), axis)  # type: ignore[no-any-return]
 
 
-def _in_full(x: TracedArray, entries: Sequence[Any]) -> Iterator[Any]:
-    """An index with an entry for each axis of an array."""
+def _expand_index(x: TracedArray, entries: Sequence[Any]) -> Iterator[Any]:
+    """The entries of an index with an entry for each axis: its Ellipsis becomes full slices."""
     count = sum(1 for e in entries if e is not None and e is not ...)
     if count > x.ndim:
         raise IndexError(f"too many indices for an array of {x.ndim} dimensions")
@@ -234,10 +242,10 @@ def _in_full(x: TracedArray, entries: Sequence[Any]) -> Iterator[Any]:
 def look_up_elements(
     x: TracedArray, chosen: Mapping[int, TracedArray], first: int, anywhere: bool = True
 ) -> TracedArray:
-    """Elements of an array by their numbers along these axes.
+    """Elements of an array at indices along the axes in `chosen`.
 
-    The axes of the numbers take their place, at `first`. With `anywhere`, the numbers are in range
-    whatever they are computed from.
+    The axes of the indices replace these axes, from axis `first` of the result on. With `anywhere`,
+    the indices are in bounds whatever they are computed from.
     """
     over = np.broadcast_shapes(*[n.shape for n in chosen.values()])
     rest = [k for k in range(x.ndim) if k not in chosen]
@@ -247,7 +255,7 @@ def look_up_elements(
         if 0 not in shape:
             raise IndexError(f"an index is out of bounds for an array of shape {x.shape}")
         return TracedArray(constant(0, x.dtype), shape)
-    x = _in_memory(x, math.prod(shape))
+    x = _store_if_reused(x, math.prod(shape))
     behind = (1,) * (len(kept) - first)
     numbers = {}
     for k, index in chosen.items():
@@ -281,7 +289,7 @@ def _take(
     x, axis = (x.ravel(), 0) if axis is None else (x, normalize_axis_index(axis, x.ndim))
     if isinstance(indices, int | np.integer) and mode == "raise":
         return x[(*(slice(None),) * axis, indices)]
-    on_gpus("it takes elements by their numbers")
+    on_gpus("it takes elements by index")
     length = x.shape[axis]
     if mode == "clip":
         known = indices if isinstance(indices, TracedArray) else constant_array(np.asarray(indices))
@@ -290,21 +298,21 @@ def _take(
         indices = np.asarray(indices) % max(length, 1)
     elif mode not in ("raise", "wrap"):
         raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got {mode!r})")
-    numbers = _numbers(indices, length)
+    numbers = _indices_in_bounds(indices, length)
     out = look_up_elements(x, {axis: numbers}, axis, isinstance(indices, TracedArray))
     return out if out.ndim else scalar_if_point(out)
 
 
 @implements("take_along_axis")
 def _take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> TracedArray:
-    on_gpus("it takes elements by their numbers")
+    on_gpus("it takes elements by index")
     x = as_traced(arr)
     if axis is None:
         x, axis = x.ravel(), 0
     axis = normalize_axis_index(axis, x.ndim)
     if np.ndim(indices) != x.ndim:
         raise ValueError("`indices` and `arr` must have the same number of dimensions")
-    numbers = _numbers(indices, x.shape[axis])
+    numbers = _indices_in_bounds(indices, x.shape[axis])
     over = list(
         np.broadcast_shapes(numbers.shape, [n if k != axis else 1 for k, n in enumerate(x.shape)])
     )
@@ -332,12 +340,12 @@ def _choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
     dtype = np.result_type(*[c.dtype if isinstance(c, TracedArray) else c for c in choices])
     index, parts = as_traced(a), [as_traced(c) for c in choices]
     if index.dtype.kind not in "iub":
-        raise TypeError(f"Cannot cast array data from {index.dtype} to dtype('int64')")
+        raise TypeError(f"choose: the index array has dtype {index.dtype}: use an integer dtype")
     last = len(parts) - 1
     if mode == "raise":
         least, most = integer_bounds(index._expr)
         if least < 0 or most > last:
-            raise refuse("it is an error where it chooses what there is not")
+            raise refuse("an index of choose may be out of bounds: pass mode='clip' or mode='wrap'")
     elif mode == "wrap":
         index = _wrap_index(index, last + 1)
     elif mode != "clip":
@@ -352,7 +360,7 @@ def _choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
 
 
 def integer_bounds(root: Expr) -> tuple[float, float]:
-    """Between which numbers an integer lies, as far as its expression says."""
+    """The least and the greatest value that an integer expression can have."""
     known: dict[int, tuple[float, float]] = {}
     for node in nodes((root,)):
         known[id(node)] = _bounds_of(node, known) if node.dtype.kind in "iub" else ANY_NUMBER
@@ -360,7 +368,7 @@ def integer_bounds(root: Expr) -> tuple[float, float]:
 
 
 def _bounds_of(node: Expr, known: Mapping[int, tuple[float, float]]) -> tuple[float, float]:
-    """The same of a node, given those of its arguments."""
+    """The bounds of one node, given the bounds of its arguments."""
     if node.dtype.kind == "b":
         return 0, 1
     if node.op == "constant":

@@ -23,6 +23,10 @@ FILES = [
     *("pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE"),
     *(".gitignore", ".ci/run"),
 ]
+#: Of tracked files in folders.
+SUFFIXES = {".py", ".cuh", ".csv", ".ini", ".md", ".png", ".txt", ".typed", ".yaml"}
+#: Bytes of a tracked file.
+LARGEST = 10**6
 LEFT = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache", ".hypothesis")
 
 
@@ -56,6 +60,19 @@ def build(kind, tree, out):
     code = "import sys; from setuptools import build_meta as b; b.build_KIND(sys.argv[1])"
     command = [sys.executable, "-W", "ignore", "-c", code.replace("KIND", kind), str(out)]
     subprocess.run(command, cwd=tree, capture_output=True, check=True)
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="is no checkout")
+def test_the_repository_has_sources_and_no_output_of_tools():
+    command = ["git", "ls-files", "-z"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = [Path(name) for name in done.stdout.split("\0") if name]
+    of_git = {".gitignore", ".git-blame-ignore-revs"}
+    assert {p.parts[0] for p in tracked} <= {*FOLDERS, *FILES, ".ci", *of_git}
+    inside = [p for p in tracked if len(p.parts) > 1 and p != Path(".ci/run")]
+    assert not [p for p in inside if p.suffix not in SUFFIXES]
+    large = [p for p in tracked if (ROOT / p).exists() and (ROOT / p).stat().st_size > LARGEST]
+    assert not large
 
 
 def test_source_distribution_has_all_that_its_tests_read(shipped):

@@ -285,7 +285,7 @@ def test_colours_end_in_grey():
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian package chromium)")
 def test_a_browser_shows_it(written, tmp_path):
     path, _, _ = written
-    out = browse(path.as_uri(), tmp_path / "profile", "--dump-dom")
+    out = browse(path.as_uri(), "--dump-dom")
     assert "CONSOLE" not in out.stderr
     for words in ("device 0", "device 1", "untraceable", "Which layer takes the time?"):
         assert words in out.stdout

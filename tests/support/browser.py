@@ -6,6 +6,7 @@ import http.server
 import shutil
 import socketserver
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,11 +23,12 @@ FLAGS = [
 PATIENCE = 120
 
 
-def browse(url: str, profile: Path, *flags: str) -> subprocess.CompletedProcess:
+def browse(url: str, *flags: str) -> subprocess.CompletedProcess:
     """Open an address; `--dump-dom` prints the page, the console's lines are in `stderr`."""
     assert CHROMIUM is not None
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *flags, url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *flags, url]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
 
 
 def take_screenshot(url: str, path: Path, size: tuple[int, int], seconds: float = 0.0) -> list[str]:
@@ -35,8 +37,8 @@ def take_screenshot(url: str, path: Path, size: tuple[int, int], seconds: float 
     try:
         address = f"http://localhost:{holder.server_address[1]}/" if seconds else url
         done = browse(
-            address, path.with_suffix(".profile"), f"--window-size={size[0]},{size[1]}",
-            f"--screenshot={path}", *["--virtual-time-budget=3000"] * (seconds > 0),
+            address, f"--window-size={size[0]},{size[1]}", f"--screenshot={path}",
+            *["--virtual-time-budget=3000"] * (seconds > 0),
         )  # fmt: skip
     finally:
         holder.shutdown()

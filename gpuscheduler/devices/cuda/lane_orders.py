@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter, sleep
 from typing import Any
 
@@ -128,8 +129,11 @@ class LaneOrders:
             self.run.events.put([Failed(order[1][0][1], error)])
 
     def _carry_out_each(self, place: int, todo: list[Order]) -> None:
-        run, transfers = self.run, self.transfers
-        lane = run.lanes[place]
+        run, transfers, host_steps = self.run, self.transfers, self.host_steps
+        lane, probe = run.lanes[place], run.probe
+        fetch, send = transfers.fetch, transfers.send_to_host
+        if probe is not None:
+            fetch, send = partial(probe.fetch, transfers), partial(probe.send_to_host, transfers)
         events: list[StateEvent] = []
         steps: list[int] = []  # that will be waited for together
         waiting = 0.0  # seconds that they should take
@@ -141,26 +145,20 @@ class LaneOrders:
                 break
             try:
                 if verb in ("launch", "back"):
-                    due = self.host_steps.due_when_back
-                    for one in (step,) if verb == "launch" else due(place, step):
-                        step = one  # of which a failure tells
+                    due = (step,) if verb == "launch" else host_steps.due_when_back(place, step)
+                    for step in due:  # of which a failure tells
                         waiting += run.plan.steps[step].seconds
                         if self._launch(lane, step, events, steps):
                             run.events.put(events)  # others may wait for it
                             events = []
                 elif verb == "fetch":
-                    if run.probe is None:
-                        events.append(transfers.fetch(lane, step, other))
-                    else:
-                        events.append(run.probe.fetch(transfers, lane, step, other))
+                    events.append(fetch(lane, step, other))
                 elif verb == "free":
                     self._release(lane, step)
                 elif verb == "to_disk":
                     transfers.send_to_host(lane, step, DISK)
-                elif run.probe is None:
-                    transfers.send_to_host(lane, step)
                 else:
-                    run.probe.send_to_host(transfers, lane, step)
+                    send(lane, step)
             except BaseException as error:
                 events.append(Failed(step, error))
                 break
@@ -195,7 +193,7 @@ class LaneOrders:
         run, values = self.run, self.steps
         plan, held, host_steps = run.plan, run.held[lane.place], self.host_steps
         step = plan.steps[i]
-        if host_steps.waits(lane.place, i):
+        if not self.light and host_steps.waits(lane.place, i):
             return False
         for j in step.inputs:
             read = held.get(j)
@@ -210,10 +208,11 @@ class LaneOrders:
             order = host_steps.hand_over(lane, i, values.read_inputs(lane, step))
             events.append(order)  # type: ignore[arg-type]
             return True
-        value, refused = self._attempt(lane, i)
+        attempt = values.attempt if run.probe is None else partial(run.probe.attempt, values)
+        value, refused = attempt(lane, i)
         if refused:
             lane.release_memory()
-            value, refused = self._attempt(lane, i)
+            value, refused = attempt(lane, i)
         if refused:
             events.append(NoRoom(i, lane.place, max(refused, step.nbytes)))
             return False
@@ -238,12 +237,6 @@ class LaneOrders:
             return True
         steps.append(i)
         return bool(plan.crossings[i])
-
-    def _attempt(self, lane: DeviceLane, i: int) -> tuple[Any, int]:
-        if self.run.probe is None:
-            return self.steps.attempt(lane, i)
-        found: tuple[Any, int] = self.run.probe.attempt(self.steps, lane, i)
-        return found
 
     def _release(self, lane: DeviceLane, i: int) -> None:
         run = self.run

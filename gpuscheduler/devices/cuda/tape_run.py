@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from cupy.cuda import Device
 
-from ...runtime.events import Event as StateEvent
 from ...runtime.events import NoRoom
 from ...runtime.loop import explain_error
 from ...runtime.tape import LaunchTape
@@ -99,6 +99,9 @@ class TapeRun:
         """Queue a device's next orders of a tape; False where memory was refused."""
         run = self.run
         held, crossing, wanted = run.held[lane.place], run.plan.crossings, run.plan.result_steps
+        call, fetch = self._call, self.transfers.fetch
+        if run.probe is not None:
+            call, fetch = self._call_measured, partial(run.probe.fetch, self.transfers)
         if recorder is not None:
             recorder.begin_lane(lane.place)
         for verb, i, others in orders:
@@ -106,14 +109,13 @@ class TapeRun:
                 if verb == "launch":
                     for j in others:
                         lane.home.wait_event(held[j].ready)
-                    call = self._call if run.probe is None else self._call_measured
                     value = call(lane, i)
                     seen = crossing[i] or (i in wanted and device_bytes(value))
                     held[i] = HeldValue(value, lane.mark(lane.home) if seen else None)
                     if recorder is not None:
                         recorder.record_launch(i, others, held)
                 elif verb == "fetch":
-                    if type(self._fetch(lane, i, *others)) is NoRoom:
+                    if type(fetch(lane, i, *others)) is NoRoom:
                         return False
                     if recorder is not None:
                         recorder.record_fetch(i, others[0], run.held)
@@ -127,12 +129,6 @@ class TapeRun:
                 explain_error(error, run.plan, i)
                 raise
         return True
-
-    def _fetch(self, lane: DeviceLane, i: int, src: int) -> StateEvent:
-        if self.run.probe is None:
-            return self.transfers.fetch(lane, i, src)
-        found: StateEvent = self.run.probe.fetch(self.transfers, lane, i, src)
-        return found
 
     def _call(self, lane: DeviceLane, i: int) -> Any:
         """Compute a step; no local holds its inputs longer than the call."""

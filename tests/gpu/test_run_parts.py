@@ -8,6 +8,7 @@ import pytest
 cupy = pytest.importorskip("cupy")
 
 import gpuscheduler
+from gpuscheduler.devices.cuda import lane_orders
 from gpuscheduler.devices.cuda.caller_order import CallerOrder
 from gpuscheduler.devices.cuda.file_steps import FileSteps
 from gpuscheduler.devices.cuda.host_steps import HostSteps, NextOrders
@@ -132,7 +133,8 @@ def test_readers_of_host_steps_follow_in_the_order_of_the_plan(run):
     assert not steps.given
 
 
-def test_orders_report_what_is_queued_and_then_what_is_done(run):
+def test_orders_report_what_is_queued_and_then_what_is_done(run, monkeypatch):
+    monkeypatch.setattr(lane_orders, "REPORT_EVERY", PATIENCE)  # not in the middle of the orders
     transfers = Transfers(run)
     host_steps = HostSteps(run, CallerOrder(run))
     steps = StepValues(run, host_steps)

@@ -12,7 +12,7 @@ from ..options import check_option, parse_devices, parse_host_threads, parse_lim
 from ..runtime.host_memory import available_memory
 from ..runtime.protocol import Hardware
 from . import cpu
-from .cpu import CpuHardware, cpu_count
+from .cpu import CpuHardware
 
 
 def find_hardware(
@@ -49,7 +49,7 @@ def find_hardware(
                 spill_compression=spill_compression,
                 threads=host_threads(devices),
             )
-    n = cpu_count() if count is None else count
+    n = cpu.cpu_count() if count is None else count
     limit = _limit(memory_limit, available_memory() // n)
     return CpuHardware(n, limit, spill_directory, spill_compression)
 

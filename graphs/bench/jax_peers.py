@@ -2,7 +2,7 @@
 
 One process for JAX alone, so that its memory goes with it. Each line it prints is JSON: workload,
 number of GPUs, milliseconds (the best of several after one more), and the value, where it is one
-number. Sizes are those of `workloads.SIZES` and of `several`. Arrays are sharded by rows
+number. Sizes are those of `sizes`, as ours. Arrays are sharded by rows
 (`jax.sharding.NamedSharding`); `jit` partitions the rest. Numbers of float32 are multiplied at
 JAX's highest precision.
 """
@@ -158,12 +158,7 @@ def main() -> None:
     print(json.dumps({"jax": jax.__version__, "device": jax.devices()[0].device_kind}), flush=True)
     only = set(filter(None, asked.only.split(",")))
     for count in asked.counts:
-        every = cases(count, asked.small)
-        while True:
-            try:
-                name, f = next(every)
-            except StopIteration:
-                break
+        for name, f in cases(count, asked.small):
             if only and name not in only:
                 continue
             try:

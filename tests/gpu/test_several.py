@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import gpuscheduler
 from graphs.bench import several, timing, workloads
 
 
@@ -39,6 +40,24 @@ def test_a_wrong_value_is_a_failure(asked, monkeypatch):
 def test_functions_of_the_library_are_checked_and_timed(asked, capsys):
     several.library(asked)
     assert len(capsys.readouterr().out.splitlines()) == len(several.library_rows(1))
+
+
+@pytest.mark.parametrize("name", several.library_rows(1))
+def test_a_wrong_result_of_the_library_is_a_failure(name):
+    """Zeros are in order and solve nothing: the check of each function sees them."""
+    make, apply, check = several.library_rows(1)[name]
+    with gpuscheduler.Scheduler("cuda:0"):
+        x = make().persist()
+        first, *others = apply(x)
+        with pytest.raises(AssertionError):
+            check(x, (first * 0, *others))
+
+
+def test_another_value_than_that_of_jax_is_a_failure(asked, monkeypatch):
+    rows = {("transpose_sum", 1): {"ms": 1.0, "value": -1.0}}
+    monkeypatch.setattr(several, "jax_times", lambda _: rows)
+    with pytest.raises(AssertionError, match=r"transpose_sum on 1 GPUs: .*, by JAX -1.0"):
+        several.beside_jax(asked)
 
 
 def test_the_table_has_the_times_of_jax(asked, monkeypatch, capsys):

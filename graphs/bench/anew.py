@@ -128,10 +128,9 @@ def _persisted(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
 def synchronize(kind: str) -> None:
     """Wait for GPUs, where these are the devices."""
     if kind == "cuda":
-        cupy = importlib.import_module("cupy")
-        for device in range(cupy.cuda.runtime.getDeviceCount()):
-            with cupy.cuda.Device(device):
-                cupy.cuda.runtime.deviceSynchronize()
+        from .timing import synchronize as wait_for_gpus
+
+        wait_for_gpus()
 
 
 def check(case: Case, first: Any, second: Any) -> None:

@@ -31,7 +31,7 @@ import gpuscheduler
 from gpuscheduler.devices import cpu
 
 from .host import random_tiles
-from .numpy_arrays import LEAST_RUNS, measure
+from .numpy_arrays import LEAST_RUNS, measure, print_verdicts
 
 Program = Callable[[Any, Any], Any]
 
@@ -163,11 +163,7 @@ def table(arguments: list[str] | None = None) -> list[str]:
                 slow_ones.append(f"{name}: {base / both:.2f}x, the bar is {bar}x")
             if not base / best.get("auto", np.inf) >= 0.95:
                 slow_ones.append(f"{name}: auto is {base / best['auto']:.2f}x, the bar is 0.95x")
-    print('\nnumpy="auto":', *said, sep="\n  ")
-    print("\nwrong:", *(wrong or ["nothing"]), sep="\n  ")
-    print("\nbelow the bars:", *(slow_ones or ["nothing"]), sep="\n  ")
-    print(f"\n{time.perf_counter() - begin:.0f} s")
-    return wrong
+    return print_verdicts(said, wrong, slow_ones, begin)
 
 
 def main() -> None:

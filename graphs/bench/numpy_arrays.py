@@ -166,6 +166,15 @@ def show(name: str, best: dict[str, float], note: str = "") -> None:
     sys.stdout.flush()
 
 
+def print_verdicts(said: list[str], wrong: list[str], slow: list[str], begin: float) -> list[str]:
+    """Print what "auto" chose, what is wrong, missed bars and the time; returns `wrong`."""
+    print('\nnumpy="auto":', *said, sep="\n  ")
+    print("\nwrong:", *(wrong or ["nothing"]), sep="\n  ")
+    print("\nbelow the bars:", *(slow or ["nothing"]), sep="\n  ")
+    print(f"\n{time.perf_counter() - begin:.0f} s")
+    return wrong
+
+
 def missed(name: str, best: dict[str, float]) -> list[str]:
     """Bars that a row of `SWEPT` does not reach."""
     _, bar, kept, again = SWEPT[name]
@@ -274,11 +283,7 @@ def table(arguments: list[str] | None = None) -> list[str]:
                     f"1 MiB {name}: auto is {best['threads'] / best['auto']:.2f}x, bar 0.95x"
                 )
             show(name, best)
-    print('\nnumpy="auto":', *said, sep="\n  ")
-    print("\nwrong:", *(wrong or ["nothing"]), sep="\n  ")
-    print("\nbelow the bars:", *(slow or ["nothing"]), sep="\n  ")
-    print(f"\n{time.perf_counter() - begin:.0f} s")
-    return wrong
+    return print_verdicts(said, wrong, slow, begin)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ class Headline(NamedTuple):
 
 
 def headlines(snapshot: dict[str, Any]) -> list[Headline]:
-    """The layer that takes the time, devices that wait, and memory, in this order."""
+    """Runs, the layer that takes the time, devices that wait, and memory, in this order."""
     return [
         _runs_headline(snapshot),
         _layer_headline(snapshot),

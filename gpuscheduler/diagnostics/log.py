@@ -15,7 +15,7 @@ from ..plan.machine import DISK, HOST
 from ..runtime.observe import Recorder, RunRecord
 
 #: The parts of the package that log, each as a child of `gpuscheduler`.
-PARTS = ("plan", "run", "memory", "kernels", "cluster", "dashboard")
+PARTS = ("run", "kernels", "cluster", "dashboard")
 
 
 class NoteHandler(logging.Handler):

@@ -14,6 +14,7 @@ from .explain import Explanation, explain_records
 from .log import logger, note_handler
 from .memory import MemoryProfile, profile_memory
 from .report import Recorded, Report, RunFacts
+from .text import count_of
 from .trace_json import Trace, take_trace, write_trace
 
 
@@ -113,9 +114,9 @@ class Recording:
         return {"gpuscheduler": Recorded(trace, machine, facts, page, memory, notes, missed)}
 
     def __repr__(self) -> str:
-        n = len(self.runs())
         state = "under way" if self._token is not None else "ended"
-        return f"<Recording of {n} run{'s'[: n != 1]}, level {self._level.name.lower()}, {state}>"
+        runs = count_of(len(self.runs()), "run")
+        return f"<Recording of {runs}, level {self._level.name.lower()}, {state}>"
 
 
 def run_facts(record: RunRecord) -> RunFacts:

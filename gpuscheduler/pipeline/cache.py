@@ -299,7 +299,7 @@ class PlanCache:
         every = weakref.ref(self._filled)
 
         def forget(_: Any) -> None:
-            if (alive := every()) is not None and alive.peek(key) is kept:
+            if (alive := every()) is not None and alive.peek(key) is own():
                 alive.drop(key)
 
         try:
@@ -307,6 +307,7 @@ class PlanCache:
         except TypeError:  # a layer of somebody else's making that cannot be watched
             return
         kept = FilledTemplate(found, like, wanted, entry, watched)
+        own = weakref.ref(kept)  # or both would keep each other alive, with the data
         self._filled.put(key, kept, FILLED_STEP * steps)
 
     def learn_from(self, dsk: Any, like: Fingerprint, *where: Any, entry: PlanEntry) -> None:

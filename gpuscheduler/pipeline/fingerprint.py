@@ -120,12 +120,16 @@ class Fingerprint:
         except Exception:  # it may also be of a class that does not let itself be looked at
             return None
 
-    def layouts(self) -> tuple[Any, ...]:
+    def layouts(self) -> tuple[Any, ...] | None:
         """Layouts of the arrays in tasks, which somebody may change in place.
 
-        No collection says what these are, as it does of its blocks.
+        No collection says what these are, as it does of its blocks. None for an array that is like
+        nothing else.
         """
-        return tuple(map(layout, self.data[len(self.data) - self.inside :]))
+        try:
+            return tuple(map(layout, self.data[len(self.data) - self.inside :]))
+        except NotComparable:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

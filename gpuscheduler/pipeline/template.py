@@ -242,8 +242,8 @@ class FilledTemplate:
             pairs = zip(self._names, like.names, strict=True)
             if not all(a == b or (a, b) in results for a, b in pairs):
                 return None
-        template = self._template
-        if like.layouts() != self._layouts:
+        template, layouts = self._template, like.layouts()
+        if layouts is None or layouts != self._layouts:
             return None
         if not (template.is_valid() and template.fits(like)):
             return None

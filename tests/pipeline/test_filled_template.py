@@ -79,6 +79,24 @@ def test_captured_arrays_go_with_their_collection(scheduler):
         assert all(w() is None for w in seen)
 
 
+def test_data_goes_at_once_where_other_collections_stay(scheduler):
+    """The garbage collector knows nothing of the memory of GPUs, and may not come for long."""
+    (x, _), (y, _) = source(0), source(1)
+    for _ in range(4):
+        (x + y).sum().compute()
+    assert len(scheduler._plans._filled) == 1
+    chunks = [weakref.ref(t.func) for layer in x.dask.layers.values() for t in layer.values()]
+    gc.collect()
+    gc.disable()
+    try:
+        del x
+        assert all(chunk() is None for chunk in chunks)
+        assert len(scheduler._plans._filled) == 0
+    finally:
+        gc.enable()
+    assert y.compute().shape == (6, 6)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_other_data_of_the_same_kind_is_read(scheduler, planned, named):
     names = ("a", "b") if named else (None, None)
@@ -114,6 +132,20 @@ def test_an_array_in_a_task_that_shows_itself_otherwise(scheduler, how):
         kept.append(HOW[how](x, w, lambda b, w: b * w))
         expected = np.tile(w, (2, 1) if w.ndim == 2 else 2) * a
         np.testing.assert_allclose(kept[-1].compute(), expected)
+
+
+def test_an_array_in_a_task_that_becomes_like_no_other(scheduler):
+    """Arrays with metadata are not compared: each computation gets a plan of its own."""
+    x, a = source()
+    w = np.arange(3.0)
+    kept = []
+    for n in range(6):
+        if n == 3:
+            with warnings.catch_warnings():  # as above
+                warnings.simplefilter("ignore")
+                w.dtype = np.dtype("f8", metadata={"unit": "m"})
+        kept.append(HOW["argument"](x, w, lambda b, w: b * w))
+        np.testing.assert_allclose(kept[-1].compute(), a * np.tile(w, 2))
 
 
 @pytest.mark.parametrize("how", HOW)

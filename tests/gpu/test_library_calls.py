@@ -232,7 +232,7 @@ def test_weights_that_have_changed_are_read_again(gpu):
 
 
 def test_a_call_that_cupy_refuses_is_made_by_the_host(gpu, monkeypatch, caplog):
-    monkeypatch.setattr(library_calls, "_refused", set())
+    monkeypatch.setattr(library_calls, "_refused", set(range(library_calls.MOST_REFUSED)))
 
     def refuses(*_, **__):
         raise NotImplementedError("no such kernel")
@@ -242,6 +242,7 @@ def test_a_call_that_cupy_refuses_is_made_by_the_host(gpu, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "gpuscheduler.run"):
         same(c.compute(), c.compute(scheduler="threads"))
     assert "numpy.sort runs on the host: CuPy's refused: NotImplementedError" in caplog.text
+    assert {call.name for call in library_calls._refused} == {"numpy.sort"}
 
 
 # ---- any call

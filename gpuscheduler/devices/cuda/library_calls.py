@@ -27,6 +27,8 @@ Arrays = Sequence[Any]
 _logger = logging.getLogger("gpuscheduler.run")
 #: Calls that CuPy has refused: later ones go to the host at once.
 _refused: set[LibraryCall] = set()
+#: So many of them are remembered.
+MOST_REFUSED = 1000
 
 
 def call(task: LibraryTask, values: dict[Any, Any], bring: Callable[[Any], Any]) -> Any:
@@ -49,17 +51,22 @@ def _call_on_gpu(of: LibraryCall, arrays: Arrays) -> Any:
     except Exception as error:
         if is_refusal(error) or isinstance(error, runtime.CUDARuntimeError):
             raise
-        _refused.add(of)
-        _logger.warning("%s runs on the host: CuPy's refused: %r", of.name, error)
+        _remember_refusal(of, f"refused: {error!r}")
         return None
     if value is None:
         return None
     if value.shape != of.shape or value.dtype != of.dtype:
-        _refused.add(of)
         found = f"{value.dtype} {value.shape} and not {of.dtype} {of.shape}"
-        _logger.warning("%s runs on the host: CuPy's gives %s", of.name, found)
+        _remember_refusal(of, f"gives {found}")
         return None
     return cupy.ascontiguousarray(value)
+
+
+def _remember_refusal(of: LibraryCall, what: str) -> None:
+    if len(_refused) >= MOST_REFUSED:
+        _refused.clear()
+    _refused.add(of)
+    _logger.warning("%s runs on the host: CuPy's %s", of.name, what)
 
 
 def _viewed(array: Any, seen: ViewedInput) -> Any:
@@ -75,7 +82,8 @@ def _compute(of: LibraryCall, arrays: Arrays) -> Any:
     options = {k: v.array() if type(v) is ConstantArray else v for k, v in of.options}
     if library == "numpy":
         return NUMPYS[name](of, arrays[0], **options)
-    if not all(bool(cupy.isfinite(a).all()) for a in arrays):
+    finite = [cupy.isfinite(a).all() for a in arrays]  # all are launched before the host waits
+    if not all(map(bool, finite)):
         return None
     if library == "scipy.ndimage":
         filters = import_module("cupyx.scipy.ndimage")

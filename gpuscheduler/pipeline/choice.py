@@ -23,7 +23,7 @@ from ..frontend.transfers import SENDING
 from ..fusion.library_task import LibraryTask
 from ..fusion.residency import HostTask
 from ..plan.host_cost import GpuWork, HostWork, program_seconds
-from ..plan.library_cost import PRODUCT, gpu_seconds, host_seconds
+from ..plan.library_cost import gpu_seconds, host_seconds, product_seconds
 from ..plan.machine import STEP_SECONDS, Machine
 from ..plan.matmul import MatmulSumTask
 from ..plan.plan import Plan, Step, chunk_of
@@ -298,9 +298,10 @@ def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
         if not host_only(task):
             add_task(task, facts)
             continue
-        add_task(task.moved, theirs)
-        if not kernels_of(task.moved):  # of moved calls of libraries, too, the bytes are known
-            theirs["called"] += task.touched_bytes if task.moved is None else 0
+        if task.moved is None:
+            theirs["called"] += task.touched_bytes
+        else:
+            add_task(task.moved, theirs)
         facts["hosted"] += HOSTED
         facts["up_made"] += step.nbytes * task.sends
         facts["blocks"] += task.sends
@@ -327,8 +328,8 @@ def library_work(task: LibraryTask | MatmulSumTask, machine: Machine) -> tuple[f
     """Seconds of one thread of the host, and of one GPU, for what a library computes."""
     if isinstance(task, LibraryTask):
         return host_seconds(task.call), gpu_seconds(task.call, machine.bandwidth)
-    rate = PRODUCT if task.dtype.char in "fF" else PRODUCT / 2
-    return task.operations / rate, task.operations / machine.flops
+    on_host = product_seconds(task.operations, task.dtype)
+    return on_host, task.operations / machine.flops
 
 
 def _transfer_kind(step: Step) -> str:

@@ -21,7 +21,7 @@ from ..frontend.task_node import TaskNode
 from ..fusion.library_task import LibraryTask, NumpyTask
 from ..fusion.residency import ValueFacts
 from ..plan.host_cost import BLOCK, DOWN, HOST, NEW, TASK, UP, UP_GAPS, UP_MADE, program_seconds
-from ..plan.library_cost import CALLED, PRODUCT, gpu_seconds, host_seconds
+from ..plan.library_cost import CALLED, gpu_seconds, host_seconds, product_seconds
 from ..plan.machine import STEP_SECONDS, Machine
 from ..plan.min_cut import Division
 
@@ -90,10 +90,11 @@ class SideChooser:
         found = whole if len(self.groups) > MOST_GROUPS else divide(self.division)
         if self._total(found) > BETTER * self._total(whole):
             found = whole
-        for n, group in enumerate(self.groups):
-            group.on_gpus = found[n]
+        more = self.division.moving_seconds(found)
+        for group, here, added in zip(self.groups, found, more, strict=True):
+            group.on_gpus = here
             if group.gpu is not None and group.host is not None:
-                group.reason = self._reason(n, found)
+                group.reason = _reason(group, added)
         return self.groups
 
     def as_asked(self) -> list[TaskGroup]:
@@ -167,14 +168,13 @@ class SideChooser:
         self._group_of[key] = number
 
     def _add_product(self, key: Key, node: TaskNode) -> None:
-        dtype = np.dtype(node.product.dtype)
-        rate = PRODUCT if dtype.char in "fF" else PRODUCT / 2
         touched = node.task.task.touched_bytes  # type: ignore[attr-defined]
         operations = node.operations or 0
         self._add(
             key, ("product", node.product.left.shape, node.product.right.shape), "matrix product",
             operations / self.machine.flops,
-            operations / rate / self.threads + touched / CALLED,
+            product_seconds(operations, np.dtype(node.product.dtype)) / self.threads
+            + touched / CALLED,
         )  # fmt: skip
 
     def _program_seconds(self, program: Any) -> float:
@@ -232,19 +232,17 @@ class SideChooser:
         longest, depth = max(gpu, host, up, down), min(max(1.0, blocks / self.threads), MOST_DEPTH)
         return longest + (gpu + host + up + down - longest) / depth
 
-    def _reason(self, n: int, on_gpus: Sequence[bool]) -> str:
-        """The seconds of a group on its side, and those that the other side would add."""
-        group = self.groups[n]
-        other = [here != (n == k) for k, here in enumerate(on_gpus)]
-        here, there = (group.gpu, "host") if on_gpus[n] else (group.host, "GPUs")
-        assert here is not None
-        more = here + self.division.seconds(other) - self.division.seconds(on_gpus)
-        return f"{here:.2g} s here, {max(more, 0.0):.2g} s on {there} including copies"
-
 
 def divide(division: Division) -> list[bool]:
     """Return whether each group is to run on GPUs, in the cheapest division."""
     return division.assign()
+
+
+def _reason(group: TaskGroup, added: float) -> str:
+    """The seconds of a group on its side, and on the other one, which adds so many."""
+    here, there = (group.gpu, "host") if group.on_gpus else (group.host, "GPUs")
+    assert here is not None
+    return f"{here:.2g} s here, {max(here + added, 0.0):.2g} s on {there} including copies"
 
 
 def _add_seconds(

@@ -68,6 +68,11 @@ def gpu_seconds(call: LibraryCall, bandwidth: float) -> float:
     return max(passed * len(call.shape), elements * GPU_TAP * _taps(call, options))
 
 
+def product_seconds(operations: int, dtype: Any) -> float:
+    """Seconds of one thread of the host for a product of matrices."""
+    return operations / (PRODUCT if dtype.char in "fF" else PRODUCT / 2)
+
+
 def traffic_of(call: LibraryCall) -> int:
     """Bytes that a call reads and makes."""
     read = sum([math.prod(a.shape) * a.dtype.itemsize for a in call.arguments])

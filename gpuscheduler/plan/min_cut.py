@@ -124,6 +124,32 @@ class Division:
                 total += self.up.get(a, 0.0)
         return total
 
+    def moving_seconds(self, on_gpus: Sequence[bool]) -> list[float]:
+        """Return the seconds that a possible division would take more if one group moved, for each.
+
+        >>> division = Division([1.0, 1.0], [5.0, 0.5], {(0, 1): 0.25}, {0: 9.0})
+        >>> division.moving_seconds([True, False])
+        [3.75, 0.25]
+        """
+        sides = zip(on_gpus, self.gpu, self.host, strict=True)
+        pairs = [(gpu, host) if here else (host, gpu) for here, gpu, host in sides]
+        more = [float("inf") if a is None or b is None else b - a for a, b in pairs]
+        for (a, b), seconds in self.down.items():
+            if not on_gpus[b]:  # the copy comes or goes with `a`
+                more[a] += -seconds if on_gpus[a] else seconds
+            if on_gpus[a]:
+                more[b] += seconds if on_gpus[b] else -seconds
+        for a, readers in self.readers.items():
+            seconds, there = self.up.get(a, 0.0), sum([on_gpus[b] for b in readers])
+            if there:
+                more[a] += seconds if on_gpus[a] else -seconds
+            if on_gpus[a]:
+                continue
+            for b in readers:
+                if there == on_gpus[b]:  # no other reader is on GPUs
+                    more[b] += -seconds if on_gpus[b] else seconds
+        return more
+
     def assign(self) -> list[bool]:
         """Return whether each group should run on GPUs: the least seconds, by a minimum cut.
 

@@ -158,11 +158,15 @@ def test_a_division_is_left_where_the_host_is_as_fast(s):
 def test_a_value_of_the_host_that_both_sides_read_is_sent_once(auto):
     x = blocks(np.ones((200, 300)), chunks=100).map_blocks(called)
     c = (x + 1).sum(axis=0) + x.map_blocks(called).sum(axis=0)
-    auto.coins = None
+    found = set()
     for seed in range(4):
-        sides.divide.seed = seed
+        auto.coins.seed = seed
         auto._planner.clear()
         same(c.compute(), c.compute(scheduler="threads"))
+        sent = [s.task.key[1:] for s in auto.plan(c).steps if getattr(s.task, "sends", False)]
+        assert len(set(sent)) == len(sent)
+        found.add(len(sent))
+    assert found == {0, 6}
 
 
 @pytest.mark.parametrize(("devices", "threads"), [("cuda:0,cpu:3", 3), ("cuda:0,0,cpu:1", 1)])

@@ -38,6 +38,19 @@ def test_the_cut_is_as_cheap_as_any_division(division):
     assert found == pytest.approx(least, abs=1e-9)
 
 
+@settings(max_examples=EXAMPLES, deadline=None, database=None)
+@given(divisions(), st.data())
+def test_what_moving_one_group_adds(division, data):
+    on_gpus = [
+        host is None or (gpu is not None and data.draw(st.booleans()))
+        for gpu, host in zip(division.gpu, division.host, strict=True)
+    ]
+    before = division.seconds(on_gpus)
+    for n, more in enumerate(division.moving_seconds(on_gpus)):
+        other = [here != (n == k) for k, here in enumerate(on_gpus)]
+        assert before + more == pytest.approx(division.seconds(other), abs=1e-9)
+
+
 def test_many_groups_are_divided_at_once():
     """Chains of kernels and called functions, read by one group at the end."""
     division = Division()

@@ -35,10 +35,10 @@ CROSSED = 2**26
 class LaneOrders:
     """Carries out orders, each lane's in turn, in its worker or in the caller's thread.
 
-    It owns the events that are waited for, and what a lane holds when the run ends. A step is
-    launched on the home stream behind the events of its inputs. It is `Issued` when it is queued,
-    and `Done` when an event recorded behind it is over; one event covers several steps. A value
-    is let go of when the copies that read it are over.
+    It owns the count of steps that are not launched, and the steps that no event covers yet. A step
+    is launched on the home stream behind the events of its inputs. It is `Issued` when it is
+    queued, and `Done` when an event recorded behind it is over; one event covers several steps. A
+    value is let go of when the copies that read it are over.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class RunContext:
     """One run on GPUs, as its parts see it. It owns what the run holds, and the loop's events.
 
     Each part (`Transfers`, `FileSteps`, ...) has its own state beside this. `held` of a device
-    changes only in the thread that launches there; `events` may be told by any thread.
+    changes only in the thread that launches there; any thread may report `events`.
     """
 
     plan: Plan

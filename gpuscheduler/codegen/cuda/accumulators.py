@@ -8,17 +8,17 @@ from .body import Body
 from .coordinates import LoopSite
 from .nodes import NodeTree
 from .operations import STORED, TYPES, store_value
-from .statements import enclose
+from .statements import enclose, loop_elements
 from .tiles import loop_tiles
 from .unaligned import loop_unaligned
 
 
 def loop_results(body: Body, lines: list[str]) -> list[str]:
-    """The same for all results of a thread, each with its number e."""
-    schedule = body.schedule
-    if schedule.held == 1:
+    """Statements for each result of a thread, by its number e."""
+    held = body.schedule.held
+    if held == 1:
         return [x.replace("[e]", "[0]").replace(" + e)", ")") for x in lines]
-    return ["#pragma unroll", f"for (int e = 0; e < {schedule.held}; ++e) {{", *lines, "}"]
+    return loop_elements(held, lines)
 
 
 def take_values(body: Body, tree: NodeTree, site: LoopSite, which: str) -> list[str]:
@@ -94,8 +94,7 @@ def finish_results(body: Body, site: LoopSite, number: str = "o") -> list[str]:
             lines.append(f"q{n}[{offset}] = {value};")
     if held == 1:
         return lines
-    return [*before, "#pragma unroll", f"for (int e = 0; e < {held}; ++e) {{", *lines, "}",
-            *after]  # fmt: skip
+    return [*before, *loop_elements(held, lines), *after]
 
 
 def loop_reduced(body: Body, site: LoopSite, shared: bool, beyond: bool) -> list[str]:

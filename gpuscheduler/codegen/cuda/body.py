@@ -16,7 +16,7 @@ from .operations import STORED, TYPES, cast, load_value, results
 from .random_numbers import RandomText
 from .schedule import Schedule
 from .stages import compute_in_stages, plan_stages
-from .statements import declare_value, enclose, loop_elements
+from .statements import declare_value, enclose, loop_elements, unroll
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,15 +284,10 @@ class Body:
     def loop_vectors(self, condition: str, at: str, lines: list[str]) -> list[str]:
         """Statements for each of the vectors that a thread has at a time."""
         schedule = self.schedule
-        return [
-            "#pragma unroll",
-            f"for (int u = 0; u < {schedule.times}; ++u) {{",
-            f"const {schedule.count} {at};",
-            f"if ({condition}) {{",
-            *lines,
-            "}",
-            "}",
-        ]
+        return unroll(
+            f"int u = 0; u < {schedule.times}; ++u",
+            [f"const {schedule.count} {at};", f"if ({condition}) {{", *lines, "}"],
+        )
 
     def compute_elements(
         self,

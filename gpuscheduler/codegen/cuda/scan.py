@@ -10,7 +10,7 @@ from .coordinates import LoopSite
 from .elementwise import write_stores
 from .loop_space import power_above
 from .operations import TYPES
-from .statements import enclose
+from .statements import enclose, unroll
 from .work_division import limit_blocks
 
 
@@ -121,19 +121,21 @@ def take_steps(body: Body, along: list[str], site: LoopSite) -> list[str]:
     return [
         *declared,
         *(body.loop_vectors(condition, at, [*along, *loads]) if loads else []),
-        "#pragma unroll",
-        f"for (int u = 0; u < {schedule.times}; ++u) {{",
-        f"const {schedule.count} {at};",
-        f"const bool here = {condition};",
-        *along,
-        *room,
-        "if (here) {",
-        *body.compute_elements(schedule.tree, site, "u", values),
-        "}",
-        *whole,
-        "if (here) {",
-        f"const {schedule.index} at = {place};",
-        *write_stores(body, schedule.final, site, "at", "u", takes),
-        "}",
-        "}",
+        *unroll(
+            f"int u = 0; u < {schedule.times}; ++u",
+            [
+                f"const {schedule.count} {at};",
+                f"const bool here = {condition};",
+                *along,
+                *room,
+                "if (here) {",
+                *body.compute_elements(schedule.tree, site, "u", values),
+                "}",
+                *whole,
+                "if (here) {",
+                f"const {schedule.index} at = {place};",
+                *write_stores(body, schedule.final, site, "at", "u", takes),
+                "}",
+            ],
+        ),
     ]

@@ -7,6 +7,7 @@ from .body import Body, KernelLoops, declare_pointers
 from .coordinates import LoopSite
 from .nodes import NodeTree
 from .operations import STORED, store_value
+from .statements import loop_elements, unroll
 from .work_division import limit_blocks
 
 
@@ -43,26 +44,18 @@ def write(body: Body) -> KernelLoops:
     if columns:
         number = f"(at + before) * {len(columns)}" if len(columns) > 1 else "at + before"
         writes = [f"q{1 + m}[{number}] = value{m}[{at}];" for m in range(len(columns))]
-        each = ["#pragma unroll", f"for (int e = 0; e < {width}; ++e) {{"]
+        some = f"const unsigned some = __ballot_sync(~0u, here[{at}]);"
+        before = "before += __popc(some & ((1u << lane) - 1));"
         begin, end = "long long at = w ? ((const long long*)q0)[w - 1] : 0;", []
-        takes = [
-            "#pragma unroll",
-            f"for (int u = 0; u < {schedule.times}; ++u) {{",
-            "unsigned before = 0, all = 0;",
-            *each,
-            f"const unsigned some = __ballot_sync(~0u, here[{at}]);",
-            "before += __popc(some & ((1u << lane) - 1));",
-            "all += __popc(some);",
-            "}",
-            *each,
-            f"if (here[{at}]) {{",
-            *writes,
-            "++before;",
-            "}",
-            "}",
-            "at += all;",
-            "}",
-        ]
+        takes = unroll(
+            f"int u = 0; u < {schedule.times}; ++u",
+            [
+                "unsigned before = 0, all = 0;",
+                *loop_elements(width, [some, before, "all += __popc(some);"]),
+                *loop_elements(width, [f"if (here[{at}]) {{", *writes, "++before;", "}"]),
+                "at += all;",
+            ],
+        )
     lines = [
         f"const unsigned blocks = (unsigned){arguments.slot('blocks', blocks)};",
         f"const {c} n = {arguments.number('n', n)}, units = {arguments.number('units', units)};",

@@ -21,10 +21,10 @@ def enclose(lines: list[str], wanted: bool = True) -> list[str]:
 
 def loop_elements(width: int, lines: Iterable[str]) -> list[str]:
     """Statements for each element of a vector."""
-    return ["#pragma unroll", f"for (int e = 0; e < {width}; ++e) {{", *lines, "}"]
+    return unroll(f"int e = 0; e < {width}; ++e", lines)
 
 
-def unroll(head: str, lines: list[str]) -> list[str]:
+def unroll(head: str, lines: Iterable[str]) -> list[str]:
     """A loop that is unrolled whole."""
     return ["#pragma unroll", f"for ({head}) {{", *lines, "}"]
 

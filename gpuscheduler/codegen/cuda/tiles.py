@@ -10,6 +10,7 @@ from .coordinates import LoopSite
 from .elementwise import write_stores
 from .nodes import size_of
 from .operations import STORED
+from .statements import unroll
 from .work_division import limit_blocks
 
 
@@ -46,21 +47,20 @@ def loop_tiles(body: Body, group: str, first: str, step: str, use: Any) -> list[
             for a in (across, last)
         )
 
+    each, line = f"int u = 0; u < {schedule.times}; ++u", "(ty + 8 * u)"
+
     def for_each_site(row: str, column: str, lines: Any) -> list[str]:
         place = site(row, column)
-        return ["#pragma unroll", "for (int u = 0; u < 4; ++u) {",
-                f"if ({is_inside(place)}) {{", *lines(place), "}", "}"]  # fmt: skip
+        return unroll(each, [f"if ({is_inside(place)}) {{", *lines(place), "}"])
 
-    line = "(ty + 8 * u)"
     shared = [f"__shared__ {STORED[schedule.tree.nodes[k].code]} turn{k}[32][33];" for k in turned]
     # in shared memory the elements have no constructors, so that these lie there untouched
-    declared = [f"{STORED[schedule.tree.nodes[k].code]} x{k}[4]"
+    declared = [f"{STORED[schedule.tree.nodes[k].code]} x{k}[{schedule.times}]"
                 f"{' = {}' if schedule.tree.guards[k] is not None else ''};"
                 for k in (*straight, *turned)]  # fmt: skip
     fetch = [f"x{k}[u] = turn{k}[tx][{line}];" for k in turned]
     turning = for_each_site("tx", line, lambda s: body.loads(schedule.tree, turned, s, "x#[u]"))
-    keep = ["#pragma unroll", "for (int u = 0; u < 4; ++u) {",
-            *[f"turn{k}[{line}][tx] = x{k}[u];" for k in turned], "}"]  # fmt: skip
+    keep = unroll(each, [f"turn{k}[{line}][tx] = x{k}[u];" for k in turned])
     loads = for_each_site(line, "tx", lambda s: body.loads(schedule.tree, straight, s, "x#[u]"))
     return [
         *shared,

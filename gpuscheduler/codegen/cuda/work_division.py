@@ -13,7 +13,7 @@ from .schedule import Schedule
 def divide_work(schedule: Schedule) -> Schedule:
     """Decide what one thread has at a time, and whether a whole block goes along a row."""
     if schedule.across >= 0:
-        schedule = replace(schedule, times=tuning.TIMES)
+        schedule = replace(schedule, times=4)  # of the 32 × 32 points of a tile
     if schedule.kernel.is_histogram:
         return replace(schedule, wide=True, held=1)
     if not schedule.reducing or schedule.pane is not None:

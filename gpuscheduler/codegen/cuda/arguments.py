@@ -76,7 +76,7 @@ class Arguments:
         return f"{TYPES[node.code]}{{{', '.join(words)}}}"
 
     def integer_text(self, name: Any, value: int) -> str:
-        """The text of an integer; places that are filled in later are large and stay self."""
+        """The text of an integer; large ones may be filled in later and stay arguments."""
         few = self.constants < tuning.MOST_CONSTANTS
         if name in self.slots or few or abs(value) >= 2**31:
             self.constants += name not in self.slots

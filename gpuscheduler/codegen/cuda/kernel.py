@@ -201,7 +201,7 @@ def why_not_generated(kernel: Kernel) -> str | None:
 
 #: Which template a kernel has, by what its schedule has: the first that fits.
 TEMPLATES: tuple[tuple[Callable[[Schedule], Any], Callable[[Body], KernelLoops]], ...] = (
-    (lambda s: s.kernel.is_histogram and s.kernel.is_weighted_histogram, histogram.write_weighted),
+    (lambda s: s.kernel.is_weighted_histogram, histogram.write_weighted),
     (lambda s: s.kernel.is_histogram, histogram.write),
     (lambda s: s.scanning, scan.write),
     (lambda s: s.pane is not None, tiled_windows.write),

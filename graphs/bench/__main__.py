@@ -32,8 +32,7 @@ PARTS = {
 }
 TOOLS = (
     "anew", "cluster", "eviction", "heuristics", "host", "mixed", "numpy_arrays", "observe",
-    "several",
-    "sorting", "sparse", "square", "tall", "usual",
+    "several", "sorting", "sparse", "square", "tall", "usual",
 )  # fmt: skip
 
 

@@ -40,7 +40,6 @@ class OneByOne(Protocol):
     """Words for single values, and what they have in common with all others of a layer."""
 
     lists: int
-    left: int
     plain: set[str]
     data: list[Key]
 
@@ -151,7 +150,7 @@ class ColumnWords:
         if set(map(type, heads)) == {str}:
             return TaskRef, self._keys(column)
         ways = [0 if type(h) is str else 1 if callable(h) else 2 for h in heads]
-        if 1 in ways and set(ways) == {1}:
+        if set(ways) == {1}:
             return "calls", self._calls(column)
         if set(ways) == {2}:
             return "plain", self._plain(column)

@@ -18,7 +18,6 @@ from cupy.cuda import runtime
 from ...algorithms.local_sort import argsort_lines, sort_lines
 from ...fusion.library_task import LibraryTask
 from ...tracing.abstract import ConstantArray, LibraryCall, ViewedInput
-from ...values import map_leaves
 from .arrays import is_refusal
 from .numpy_fallback import send_value
 
@@ -35,8 +34,7 @@ def call(task: LibraryTask, values: dict[Any, Any], bring: Callable[[Any], Any])
     """Call a library's function on the current device and stream; the host's where it refuses."""
     made = None
     if task.call not in _refused:
-        names = dict.fromkeys(task.inputs.names)
-        there = {**values, **{name: map_leaves(send_value, values[name]) for name in names}}
+        there = {name: send_value(values[name]) for name in task.inputs.names}
         arrays = task.arrays(there, cupy.ndarray)
         if arrays is not None and all(type(a) is cupy.ndarray for a in arrays):
             made = _call_on_gpu(task.call, arrays)

@@ -25,7 +25,7 @@ unaligned         Loops over vectors of inputs that do not begin at multiples of
 elementwise       Kernels without reductions: threads go along the innermost axis.
 tiles             Kernels that go in tiles of shared memory, and the loop over tiles.
 selection         Kernels that pick out what a mask selects, in order.
-accumulators      What takes values in, and what is made of it: for all kernels that reduce.
+accumulators      Statements that put values into accumulators and make results of them.
 histogram         Histograms: each block counts, or adds up weights, in shared memory.
 reduction         Kernels that reduce: threads and blocks along the reduced axes, or beside them.
 window_reduction  Kernels that reduce windows which slide along a slow axis.

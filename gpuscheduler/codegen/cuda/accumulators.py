@@ -1,4 +1,7 @@
-"""What takes values in, and what is made of it: for reductions, histograms and windows."""
+"""Statements that put values into accumulators and make results of them.
+
+Reductions, histograms and windows share them.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,10 @@ def take_values(body: Body, tree: NodeTree, site: LoopSite, which: str) -> list[
 
 
 def finish_results(body: Body, site: LoopSite, number: str = "o") -> list[str]:
-    """The outputs, of results that are complete; `number` says which result a point has, where
-    they are in order."""
+    """Compute and write the outputs of complete results.
+
+    `number` is the name of a result's number where results are in order, and else empty.
+    """
     schedule, places = body.schedule, body.places
     tree = schedule.final
     held = schedule.held
@@ -131,7 +136,7 @@ def loop_reduced(body: Body, site: LoopSite, shared: bool, beyond: bool) -> list
 
 
 def bound_steps(body: Body, shared: bool) -> list[str]:
-    """What a block goes through along the reduced axes."""
+    """Declare where a block begins and ends along the reduced axes."""
     schedule = body.schedule
     first = f"({schedule.count})part * long_" if shared else "0"
     end = "steps < begin + long_ ? steps : begin + long_" if shared else "steps"
@@ -139,7 +144,7 @@ def bound_steps(body: Body, shared: bool) -> list[str]:
 
 
 def take_vectors(body: Body, site: LoopSite, width: int) -> list[str]:
-    """What a thread takes at a time of these, from `r` on."""
+    """Load the next vectors of a thread, from number `r` on, and take them in."""
     schedule, places = body.schedule, body.places
     coords, names = places.split("r", schedule.lengths("r", width), "j", "r", width)
     place = LoopSite(

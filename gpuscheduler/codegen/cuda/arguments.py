@@ -84,8 +84,10 @@ class Arguments:
         return f"({value})"
 
     def real(self, name: Any, value: Any) -> str:
-        """An argument, so that other numbers need no other kernel; of very many, part of the
-        text."""
+        """The text of a real number: an argument, so that other numbers need no other kernel.
+
+        Beyond MOST_CONSTANTS it is part of the text.
+        """
         bits = int(value.view(f"u{value.itemsize}").item())
         if name in self.slots or self.constants < tuning.MOST_CONSTANTS:
             self.constants += name not in self.slots

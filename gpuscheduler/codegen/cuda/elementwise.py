@@ -61,7 +61,7 @@ def write(body: Body) -> KernelLoops:
 
 
 def write_unaligned(body: Body) -> KernelLoops:
-    """Vectors of the output, in which what is read lies anyhow."""
+    """Write the loop over vectors of the output whose inputs are not aligned."""
     schedule, arguments = body.schedule, body.arguments
     m = -(-schedule.points // schedule.width)
     if schedule.out_layout >= 0:  # vectors of a row, which begins at a multiple of one

@@ -199,7 +199,7 @@ def why_not_generated(kernel: Kernel) -> str | None:
     return None
 
 
-#: Which template a kernel has, by what its schedule has: the first that fits.
+#: Templates, each with the condition on a schedule: a kernel has the first that fits.
 TEMPLATES: tuple[tuple[Callable[[Schedule], Any], Callable[[Body], KernelLoops]], ...] = (
     (lambda s: s.kernel.is_weighted_histogram, histogram.write_weighted),
     (lambda s: s.kernel.is_histogram, histogram.write),

@@ -83,7 +83,7 @@ def load_line_invariants(body: Body, site: LoopSite) -> list[str]:
 
 
 def declare_parts(body: Body) -> list[str]:
-    """What has come together so far: of the lines of a thread, or of all lanes of one."""
+    """Declare accumulators: one for each line of a thread, or for all lanes of a line."""
     schedule = body.schedule
     name = "carry" if schedule.rows else "part"
     lines = []
@@ -94,7 +94,7 @@ def declare_parts(body: Body) -> list[str]:
 
 
 def take_steps(body: Body, along: list[str], site: LoopSite) -> list[str]:
-    """What a thread does at a time."""
+    """Load, scan and write the vectors that a thread has at a time."""
     schedule, places = body.schedule, body.places
     width, at, condition = schedule.width, "j = r + u * lanes + y", "live && j < steps"
     declared, loads = [], []

@@ -8,9 +8,12 @@ from .operations import TYPES
 
 
 def declare_value(code: str, name: str, text: str) -> str:
-    """A statement that gives a value its name. It is assigned, as a compiler works out, where it
-    can, what a name begins with, and follows those within it as often as they occur: a chain of 40
-    values, each of which occurs twice in the next, would take it years."""
+    """A statement that gives a value its name.
+
+    The value is assigned after the declaration. A compiler works out initial values where it can,
+    and those within them as often as they occur: in a chain of 40 values, each of which occurs
+    twice in the next, that takes years.
+    """
     return f"{TYPES[code]} {name}; {name} = {text};"
 
 
@@ -30,7 +33,7 @@ def unroll(head: str, lines: Iterable[str]) -> list[str]:
 
 
 def choose_last_block(count: str, otherwise: str, group: str = "") -> list[str]:
-    """The last of so many blocks goes on, behind what the others have left."""
+    """Let only the last of `count` blocks go on: it sees what the others have written."""
     counter = f"counters + {group}" if group else "counters"
     return [
         "__syncthreads();",

@@ -83,7 +83,7 @@ def site_in_tile(body: Body, names: Sequence[str], row: str) -> LoopSite:
 
 
 def check_tile(body: Body, row: str, points: bool) -> str:
-    """Whether there is such a result, or such a point."""
+    """The condition that a row and column of a tile has a result, or a point if `points`."""
     schedule, arguments = body.schedule, body.arguments
     assert schedule.pane is not None
     more = (schedule.pane.down - 1, schedule.pane.window - 1) if points else (0, 0)
@@ -95,7 +95,7 @@ def check_tile(body: Body, row: str, points: bool) -> str:
 
 
 def split_number(body: Body, number: str, wide: int, what: str) -> list[str]:
-    """The row and the column of one of many."""
+    """Split a number in a tile into its row, `wide` columns long, and its column."""
     arguments = body.arguments
     wide_ = arguments.slot((what, "wide"), wide)
     magic = arguments.slot((what, "magic"), magic_of(wide))

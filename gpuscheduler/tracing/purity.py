@@ -25,6 +25,7 @@ from dask.utils import Dispatch
 
 from ..frontend.captured import Variable, made_of
 from ..frontend.compiled_task import COMPILED
+from ..frontend.lines import is_users_code
 from ..frontend.rebuild import attributes_of
 from ..frontend.tiles import MeshAxis
 from .bytecode import BUILTINS, ClosureCells, builtins_of, root_module, root_of, type_name, words
@@ -367,9 +368,14 @@ class _PurityReader:
         if isinstance(value, types.ModuleType):
             return f"it passes on the module {value.__name__}"
         if callable(value):
-            if where is not BUILTINS:
-                return self.check_callable(value)
-            return None if _is_safe(name) else f"it calls {name}"
+            if where is BUILTINS:
+                return None if _is_safe(name) else f"it calls {name}"
+            reason = self.check_callable(value)
+            if reason and isinstance(value, types.FunctionType):
+                module = value.__module__
+                if not is_users_code(value.__code__.co_filename, module):  # nor is the reason
+                    return f"it calls {module}.{value.__qualname__}"
+            return reason
         return self._constant(value, name)
 
     def _constant(self, value: Any, name: str) -> str | None:

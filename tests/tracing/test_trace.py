@@ -4,6 +4,7 @@ what is not says why."""
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 import sys
 import time
@@ -1255,6 +1256,7 @@ MINE = mine()
         ("numpy.random", lambda x: x + np.random.random(3)),
         ("numpy.load", lambda x: x + np.load("f")),
         ("calls time.time", lambda x: x * time.time()),
+        ("calls importlib.import_module", lambda x: importlib.import_module("numpy").sin(x)),
         ("calls print", lambda x: MINE.loud(x)),
         ("uses the module mine", lambda x: x * MINE.missing),
         ("reads MINE.LIST, a list", lambda x: x * MINE.LIST[0]),

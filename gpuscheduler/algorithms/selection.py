@@ -233,7 +233,8 @@ def _quantiles(
     wanted = np.asarray(q, float)
     if not ((wanted >= 0) & (wanted <= 1)).all():
         most = 100 if "percentile" in what else 1  # percentiles were divided by 100
-        raise ValueError(f"{what}: q={(wanted * most).tolist()}: use values from 0 to {most}")
+        given = np.round(wanted * most, 9).tolist()  # 1.1 * 100 is 110.00000000000001
+        raise ValueError(f"{what}: q={given}: use values from 0 to {most}")
     if isinstance(axis, (tuple, list)):
         axes = tuple(int(i) for i in axis)
     else:

@@ -37,7 +37,7 @@ class PlacesVersion:
 
 
 def count_moves() -> int:
-    """A number that changes whenever any chunk count_moves."""
+    """A number that changes whenever any chunk moves."""
     return PlacesVersion.moves
 
 

@@ -45,8 +45,6 @@ LEAST_POINTS = {"numpy": 2**16, "cupy": 2**20}
 TILES = 64
 #: ... and about so many at most: scheduling one costs as much as ten thousand points.
 MOST_TILES = 4096
-#: Expressions whose tokens are remembered.
-MOST_TOKENS = 256
 #: How many times more points a tile may have than is asked for, and how many times shorter it may
 #: be, if all are alike then: small tiles have more of what is done once per row and column.
 LARGER, NEAR = 1.5, 4 / 3
@@ -521,18 +519,10 @@ class MeshTile:
         return Kernel(shape, tuple(replace_leaves([self.what], spread)))
 
 
-#: Tokens of expressions, with these, by their ids.
-_tokens: dict[int, tuple[Expr, str]] = {}
-
-
+@functools.lru_cache(256)
 def _expression_token(expr: Expr) -> str:
     """The same word in every process for expressions that are equal."""
-    known = _tokens.get(id(expr))
-    if known is None or known[0] is not expr:
-        if len(_tokens) >= MOST_TOKENS:
-            _tokens.clear()
-        known = _tokens[id(expr)] = expr, str(tokenize(expression_tokens(expr)))
-    return known[1]
+    return str(tokenize(expression_tokens(expr)))
 
 
 @functools.lru_cache(256)  # blocks that come of one have the same: they are alike

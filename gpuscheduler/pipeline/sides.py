@@ -239,7 +239,7 @@ def divide(division: Division) -> list[bool]:
 
 
 def _reason(group: TaskGroup, added: float) -> str:
-    """The seconds of a group on its side, and on the other one, which adds so many."""
+    """Say what a group takes on its side and on the other, which takes `added` seconds more."""
     here, there = (group.gpu, "host") if group.on_gpus else (group.host, "GPUs")
     assert here is not None
     return f"{here:.2g} s here, {max(here + added, 0.0):.2g} s on {there} including copies"

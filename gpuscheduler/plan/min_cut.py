@@ -125,7 +125,9 @@ class Division:
         return total
 
     def moving_seconds(self, on_gpus: Sequence[bool]) -> list[float]:
-        """Return the seconds that a possible division would take more if one group moved, for each.
+        """Return, for each group, the seconds that moving it alone to its other side would add.
+
+        Infinite for a group that cannot run there. The division must be possible.
 
         >>> division = Division([1.0, 1.0], [5.0, 0.5], {(0, 1): 0.25}, {0: 9.0})
         >>> division.moving_seconds([True, False])

@@ -89,9 +89,9 @@ def test_a_lost_device_is_an_error_of_the_log(caplog, monkeypatch):
 
 
 def test_warnings_failures_and_spilling_are_notes_of_a_recording(tmp_path):
-    """Two blocks of four have room: the others spill."""
+    """All of x has room, and nothing beside it: blocks of it spill."""
     with (
-        Scheduler("cpu:2", memory_limit="600 kB", spill_directory=tmp_path, fuse=False) as s,
+        Scheduler("cpu:2", memory_limit="200 kB", spill_directory=tmp_path, fuse=False) as s,
         s.record("steps") as recording,
     ):
         x = da.ones((500, 100), chunks=(100, 100))
@@ -105,7 +105,7 @@ def test_warnings_failures_and_spilling_are_notes_of_a_recording(tmp_path):
     assert notes["failed"].startswith("run ")
     assert "ZeroDivisionError" in notes["failed"]
     spilled = sum(recording.runs()[0].footprint.spilled.values())
-    assert ("spill" in notes) == bool(spilled)
+    assert notes["spill"].startswith(f"run 1, bytes {spilled}, to ")
 
 
 def test_a_note_tells_of_spilling_and_of_waiting_for_memory():

@@ -86,7 +86,7 @@ class Generator(da.random.Generator):
     """Draws random arrays by position: `dask.array.random.Generator` with a `Philox`.
 
     Each method makes an array from a seed of its own, so that no two arrays have the same numbers.
-    Methods and arguments are those of `numpy.random.Generator`, with `chunks`. The continuous
+    Methods and arguments are those of Dask's generator, but for `choice`. The continuous
     distributions also take `dtype`, float64 or float32.
 
     >>> x = Generator(Philox(7)).normal(10, 1, size=(4, 3), chunks=2)
@@ -153,6 +153,8 @@ def default_rng(seed: Any = None) -> Generator:
 
 #: What methods of `RandomState` alone are in terms of `Generator`'s.
 _OF_RANDOM_STATE = {"random_sample", "randint", "random_integers", "tomaxint"}
+#: Of methods whose draws are vectors, which parameter is a vector of that length.
+_VECTOR_PARAMETERS = {"multinomial": 1, "multivariate_hypergeometric": 0}
 
 
 def _in_terms_of_generator(
@@ -196,8 +198,10 @@ def random_array(
     method, named = name, dict(kwargs)
     if name in _OF_RANDOM_STATE:
         method, args, named = _in_terms_of_generator(name, args, named)
-    if name == "multivariate_hypergeometric":  # Dask does not say that each draw is a vector
-        extra_chunks = ((len(args[0]),),)
+    if name in _VECTOR_PARAMETERS:  # each draw is a vector, which Dask says of one alone
+        n = _VECTOR_PARAMETERS[name]
+        vector = args[n].tolist() if isinstance(args[n], np.ndarray) else args[n]
+        args, extra_chunks = (*args[:n], vector, *args[n + 1 :]), ((len(vector),),)
     if named.get("out") is None:
         named.pop("out", None)
     elif "out" in named:

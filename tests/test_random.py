@@ -277,6 +277,10 @@ def test_parameters_may_be_arrays():
         assert ((want >= low - 1e-4) & (want < low + 0.5001)).all()
         with Scheduler("cpu:2", fuse_least=0):
             np.testing.assert_array_equal(x.compute(), want)
+    for method in ("multinomial", "multivariate_hypergeometric"):
+        given = [np.array(a) if isinstance(a, list) else a for a in METHODS[method]]
+        made = getattr(default_rng(5), method)(*given, size=(61, 40), chunks=(32, 23))
+        np.testing.assert_array_equal(made.compute(), draw(method).compute())
     x = default_rng(1).normal(scale=np.array([1e-9, 1.0]), chunks=1)
     assert abs(x.compute()[0]) < 1e-7
     assert default_rng(1).poisson(da.zeros((), dtype="f8")).compute() == 0

@@ -28,7 +28,7 @@ def normalise(b):
 
 
 def build(side=6000, chunks=1000):
-    x = da.random.default_rng(0).random((side, side), chunks=chunks)
+    x = gpuscheduler.random.default_rng(0).random((side, side), chunks=chunks)
     return x, (da.exp(x.map_blocks(normalise)) + 1).sum()
 """
 STILL = """

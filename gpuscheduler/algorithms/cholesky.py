@@ -98,8 +98,7 @@ def factor_lower(a: Array, block_size: int | None = None) -> Array:
     """The factor of one matrix of a type that LAPACK has."""
     n, dtype = len(a), a.dtype
     if not n or (block_size is None and in_one_call(a, a.size * dtype.itemsize)):
-        order = "C" if module_name(a) == "numpy" else "F"
-        (factor,) = call_on_whole(_factor_whole, [a], dtype, [(a.shape, dtype)], order=order)
+        (factor,) = call_on_whole(_factor_whole, [a], dtype, [(a.shape, dtype)])
         return factor.rechunk(a.chunks)
     width = column_width(n, block_size, module_name(a))
     columns = a.rechunk((n, width))
@@ -152,8 +151,8 @@ def factor_panel(column: Any, start: int) -> Any:
 
 
 def _copy_on_gpu(block: Any) -> Any:
-    """A copy in Fortran's order where it may be overwritten."""
-    return block if array_module(block) is np else block.copy(order="F")
+    """A copy where it may be overwritten."""
+    return block if array_module(block) is np else block.copy()
 
 
 def update_column(column: Any, panel: Any, below: int) -> Any:

@@ -10,6 +10,7 @@ import dask.array as da
 
 import gpuscheduler
 from gpuscheduler import linalg
+from gpuscheduler.algorithms import lapack
 from tests.support import lapack_ratios as ratios
 from tests.support.lapack_ratios import THRESHOLD
 from tests.support.matrices import square_matrix
@@ -165,7 +166,9 @@ def test_persisted_blocks_stay_as_they_were(scheduler):
 
 
 @pytest.mark.parametrize("dtype", ["f8", "c16"])
-def test_only_the_lower_triangle_is_read(scheduler, dtype):
+@pytest.mark.parametrize("strip", [lapack.STRIP, 6])
+def test_only_the_lower_triangle_is_read(scheduler, monkeypatch, dtype, strip):
+    monkeypatch.setattr(lapack, "STRIP", strip)
     a = positive(20, dtype)
     noise = np.triu(np.full((20, 20), np.nan), 1)
     for chunks in (20, 9):

@@ -7,6 +7,7 @@ import numpy as np
 from .. import _device as d
 
 CUBLAS_FILL_MODE_LOWER, CUBLAS_FILL_MODE_UPPER = 0, 1
+CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 handles = {}  # the device of each
 modes = {}  # the math mode of each, where it was set
 TF32 = 3
@@ -62,3 +63,24 @@ def _gemm(dtype):
 
 
 sgemm, dgemm, cgemm, zgemm = map(_gemm, "fdFD")
+
+
+def _geam(dtype):
+    def geam(handle, transa, transb, m, n, alpha, a, lda, beta, b, ldb, c, ldc):
+        assert handles[handle] == d.here.device, "a handle of another device"
+        stream = d.current_stream()
+        alpha, beta = (_matrix(x, 1, 1, 1, dtype)[0, 0] for x in (alpha, beta))
+        total = 0
+        for factor, trans, at, pitch in ((alpha, transa, a, lda), (beta, transb, b, ldb)):
+            if factor:  # what counts nothing is not read
+                d.memory_at(at).read(stream)
+                rows, columns = (n, m) if trans else (m, n)
+                part = _matrix(at, rows, columns, pitch, dtype)
+                total = total + factor * (part.T if trans else part)
+        d.memory_at(c).write(stream)
+        _matrix(c, m, n, ldc, dtype)[...] = total
+
+    return geam
+
+
+sgeam, dgeam, cgeam, zgeam = map(_geam, "fdFD")

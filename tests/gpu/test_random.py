@@ -154,7 +154,7 @@ def test_dasks_module_draws_by_position_while_the_backend_is_cupy():
 @pytest.mark.real
 def test_cupys_generators_draw_cupys_numbers():
     """Those that the user has named."""
-    rng = da.random.default_rng(cupy.random.XORWOW(3))
+    rng = da.random.Generator(cupy.random.XORWOW(3))
     state = da.random.RandomState(3, RandomState=cupy.random.RandomState)
     for x in (rng.random((64, 64), chunks=16), state.normal(size=(64, 64), chunks=16)):
         want = x.compute(scheduler="sync").get()

@@ -195,7 +195,9 @@ def alone(test):
     def run_alone(*args, request, **kwargs):
         if os.environ.get(ALONE):
             return test(*args, **kwargs)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+        plugins = ["xdist", "benchmark", "cacheprovider"]
+        without = [word for name in plugins for word in ("-p", f"no:{name}")]
+        command = [sys.executable, "-m", "pytest", "-q", *without]
         done = subprocess.run(
             [*command, f"{inspect.getfile(test)}::{request.node.name}"],
             env={**os.environ, ALONE: "1"}, capture_output=True, text=True, timeout=90,

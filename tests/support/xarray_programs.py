@@ -16,14 +16,17 @@ DAYS, LAT, LON = 48, 4, 6
 CHUNKS = {"time": 24, "lat": 2}
 
 
-def temperatures(dtype: Any = "f4", gaps: bool = False) -> xr.DataArray:
+def temperatures(
+    dtype: Any = "f4", gaps: bool = False, shape: tuple[int, int, int] = (DAYS, LAT, LON)
+) -> xr.DataArray:
     """Daily temperatures over two months and a coarse globe, as NumPy has them."""
     random = np.random.default_rng(0)
-    values = 280 + 10 * random.standard_normal((DAYS, LAT, LON))
+    days, lat, lon = shape
+    values = 280 + 10 * random.standard_normal(shape)
     if gaps:
         values[random.random(values.shape) < 0.1] = np.nan
-    time = np.datetime64("2020-01-10", "ns") + np.arange(DAYS) * np.timedelta64(1, "D")
-    coordinates = {"time": time, "lat": np.linspace(-75, 75, LAT), "lon": np.arange(LON) * 60.0}
+    time = np.datetime64("2020-01-10", "ns") + np.arange(days) * np.timedelta64(1, "D")
+    coordinates = {"time": time, "lat": np.linspace(-75, 75, lat), "lon": np.arange(lon) * 60.0}
     names = "time", "lat", "lon"
     return xr.DataArray(values.astype(dtype), coordinates, names, "t2m", {"units": "K"})
 
@@ -85,7 +88,7 @@ def slopes(t: xr.DataArray) -> xr.DataArray:
 
 
 def spectra(t: xr.DataArray) -> xr.DataArray:
-    sizes = {"output_sizes": {"frequency": DAYS // 2 + 1}}
+    sizes = {"output_sizes": {"frequency": t.sizes["time"] // 2 + 1}}
     return over_time(
         np.fft.rfft, t, output_core_dims=[["frequency"]], output_dtypes=["c8"],
         dask_gufunc_kwargs=sizes,

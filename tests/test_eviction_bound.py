@@ -148,7 +148,7 @@ def test_no_run_of_ours_moves_less(case):
     clock = Orderly(plan)
     run(plan, clock, None, case.window, case.deep_window)
     least = fewest(plan, clock.order)
-    assert sum(clock.moved.values()) >= least * (1 - 1e-6) - 1e-3
+    assert sum(clock.traffic.values()) >= least * (1 - 1e-6) - 1e-3
 
 
 @pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")

@@ -287,12 +287,14 @@ def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
             what = f"{format_bytes(nbytes)} spilled"
             table.add_row(place_name(place), "", what, format_bytes(foreseen.peak[place]), limit)
     yield table
-    moved = {
-        link: n for link, n in foreseen.moved.items() if n and not (machine.shared and HOST in link)
+    traffic = {
+        link: nbytes
+        for link, nbytes in foreseen.traffic.items()
+        if nbytes and not (machine.shared and HOST in link)
     }
-    if moved:
+    if traffic:
         links = Table("from", "to", "bytes", title="links")
-        for (src, dst), nbytes in sorted(moved.items()):
+        for (src, dst), nbytes in sorted(traffic.items()):
             links.add_row(place_name(src), place_name(dst), format_bytes(nbytes))
         yield links
 

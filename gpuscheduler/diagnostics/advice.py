@@ -73,7 +73,7 @@ class Facts:
     predicted: float | None = None
     measured: float | None = None
     #: Bytes that cross links between devices.
-    moved: int = 0
+    link_bytes: int = 0
     #: Bytes that come from the host in a run, and in how many of the runs looked at.
     sent: int = 0
     sent_runs: int = 0
@@ -118,13 +118,13 @@ def few_blocks(f: Facts) -> Advice | None:
 
 def traffic(f: Facts) -> Advice | None:
     """Much of what is touched crosses links."""
-    if not f.touched or f.moved <= 0.25 * f.touched:
+    if not f.touched or f.link_bytes <= 0.25 * f.touched:
         return None
     text = (
-        f"{format_bytes(f.moved)} cross links between devices, most for {f.moving_layer}: rechunk "
-        "along the axis that it reads whole"
+        f"{format_bytes(f.link_bytes)} cross links between devices, most for {f.moving_layer}: "
+        "rechunk along the axis that it reads whole"
     )
-    return Advice("traffic", text, "chunks", f.seconds * f.moved / (f.moved + f.touched))
+    return Advice("traffic", text, "chunks", f.seconds * f.link_bytes / (f.link_bytes + f.touched))
 
 
 def memory(f: Facts) -> Advice | None:

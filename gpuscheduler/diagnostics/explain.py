@@ -220,7 +220,7 @@ def explain_table(
     layers = _layers(table, machine, timed, is_gpu)
     measured_footprint = latest.footprint if latest is not None else None
     footprint = measured_footprint or predicted
-    links = dict(footprint.moved) if footprint is not None else _links(table, machine)
+    links = dict(footprint.traffic) if footprint is not None else _links(table, machine)
     spilled = dict(footprint.spilled) if footprint is not None else {}
     if machine.shared:
         links = {}
@@ -247,10 +247,10 @@ def explain_table(
         seconds=seconds or max(busy, default=0.0),
         predicted=predicted.seconds if predicted is not None else None,
         measured=measured,
-        moved=sum([n for (a, b), n in links.items() if a >= 0 and b >= 0]),
+        link_bytes=sum([n for (a, b), n in links.items() if a >= 0 and b >= 0]),
         sent=sum([n for (a, b), n in links.items() if a == HOST and b >= 0]),
         sent_runs=sum(
-            [any(a == HOST and n for (a, _), n in r.footprint.moved.items())
+            [any(a == HOST and n for (a, _), n in r.footprint.traffic.items())
              for r in records if r.footprint is not None]
         ),
         sent_seconds=sum(

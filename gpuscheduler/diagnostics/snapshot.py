@@ -201,7 +201,7 @@ def _bytes_in_use(
                 memory = machine.memory_of(device)
                 working[memory] = working.get(memory, 0) + sum(dict(steps).values())
         elif tape is not None:
-            for place, nbytes in tape.need.items():
+            for place, nbytes in tape.peak.items():
                 more[place] = more.get(place, 0) + nbytes
     values = {place: kept.get(place, 0) + more.get(place, 0) for place in {*values, *more}}
     peak = {place: max(n, values.get(place, 0)) for place, n in peak.items()}
@@ -236,7 +236,7 @@ def _moved_bytes(recorder: Recorder, running: list[RunRecord]) -> dict[str, int]
             out[f"{key[1]},{key[2]}"] = nbytes
     for record in running:
         state = record.state
-        for (src, dst), nbytes in dict(state.moved).items() if state is not None else ():
+        for (src, dst), nbytes in dict(state.traffic).items() if state is not None else ():
             name = f"{src},{dst}"
             out[name] = out.get(name, 0) + nbytes
     return out

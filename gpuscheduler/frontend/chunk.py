@@ -106,11 +106,11 @@ class Chunk:
         "_lock",
         "keeper",
         "key",
-        "moved",
         "nbytes",
         "place",
         "places",
         "resident",
+        "return_count",
         "step",
     )
 
@@ -128,7 +128,8 @@ class Chunk:
         self.keeper = keeper
         #: Whether the arrays are NumPy's, and GPUs keep them: whoever asks for them gets NumPy's.
         self.resident = resident
-        self.moved = 0  # how often it came back to its device, at another address
+        #: How often it came back to its device, at another address.
+        self.return_count = 0
         self.step: Any = None  # what stands for it in the plans of runs that do not read it
         self._lock = new_rlock()
 
@@ -162,7 +163,7 @@ class Chunk:
     def note_arrival(self, place: int, held: Any) -> None:
         with self._lock:
             self.places = {**self.places, place: held}
-            self.moved += place == self.place
+            self.return_count += place == self.place
         PlacesVersion.move()
 
     def note_departure(self, place: int) -> None:

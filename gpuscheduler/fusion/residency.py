@@ -43,7 +43,7 @@ LEAST_PROGRAM = 2**18
 class HostTask(OwnTask):
     """A task that is called on the host with NumPy's values, wherever these were made."""
 
-    __slots__ = ("_touched", "forms", "key", "made", "moved", "sends", "task")
+    __slots__ = ("_touched", "forms", "gpu_task", "key", "made", "sends", "task")
     host_only = True
 
     def __init__(
@@ -61,7 +61,7 @@ class HostTask(OwnTask):
         #: Bytes of its value, as far as they are known.
         self.made = made
         #: The task for GPUs in whose place it is; None of one that no GPU computes.
-        self.moved: Any = None
+        self.gpu_task: Any = None
         #: Where NumPy has scalars in values that kernels make, by their names.
         self.forms = dict(forms)
 
@@ -80,7 +80,7 @@ class HostTask(OwnTask):
     def with_parts(self, *parts: Any) -> HostTask:
         (task,) = parts
         out = HostTask(self.key, task, self.forms, self._touched, self.made)
-        out.sends, out.moved = self.sends, self.moved
+        out.sends, out.gpu_task = self.sends, self.gpu_task
         return out
 
     @property
@@ -197,7 +197,7 @@ def move_to_host(graph: Graph, keys: Iterable[Key], facts: ValueFacts) -> None:
             graph.replace(key, task if random else original_of(task))
         graph.note(key, product=None)
         _call_on_host(graph, key, facts.forms, facts.sizes)
-        graph.nodes[key].task.moved = task  # type: ignore[attr-defined]
+        graph.nodes[key].task.gpu_task = task  # type: ignore[attr-defined]
 
 
 def finish_residency(graph: Graph, facts: ValueFacts) -> None:

@@ -206,14 +206,14 @@ def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
 def _choose_side(
     graph: Graph, plan: Plan, choice: Choice, called: list[HostTask], touched: int
 ) -> tuple[str, str]:
-    unknown = sum([t.touched_bytes for t in called if t.moved is None])
+    unknown = sum([t.touched_bytes for t in called if t.gpu_task is None])
     if graph.keep and unknown < MOST_CALLED and _fits_gpus(plan):
         choice.learns = False
         return GPU, "they keep what is persisted"
     if not touched:
         choice.learns = False
-        moved = any(t.moved is not None for t in called)
-        return HOST, "the way to a GPU and back takes as long" if moved else (
+        possible = any(t.gpu_task is not None for t in called)
+        return HOST, "the way to a GPU and back takes as long" if possible else (
             "nothing of it is a kernel"
         )
     mixed = unknown >= MOST_CALLED
@@ -222,7 +222,7 @@ def _choose_side(
         return GPU, "it reads arrays that GPUs keep"
     if choice.host_seconds < LEAST_SECONDS:
         return HOST, "it is little work"
-    by_call = sorted([t for t in called if t.moved is None], key=lambda t: -t.touched_bytes)
+    by_call = sorted([t for t in called if t.gpu_task is None], key=lambda t: -t.touched_bytes)
     first = called_reasons(graph, by_call)[0] if mixed else ""
     if choice.gpu_seconds <= MARGIN * choice.host_seconds:
         if not _fits_host(plan):
@@ -298,10 +298,10 @@ def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
         if not host_only(task):
             add_task(task, facts)
             continue
-        if task.moved is None:
+        if task.gpu_task is None:
             theirs["called"] += task.touched_bytes
         else:
-            add_task(task.moved, theirs)
+            add_task(task.gpu_task, theirs)
         facts["hosted"] += HOSTED
         facts["up_made"] += step.nbytes * task.sends
         facts["blocks"] += task.sends

@@ -36,7 +36,7 @@ from ..runtime.persisted import PersistedChunks
 from ..runtime.protocol import Devices, Hardware, Lease, StepListener, StepWatcher
 from ..runtime.simulated import predict
 from ..runtime.state import DEEP_WINDOW, WINDOW, State
-from ..runtime.tape import LaunchTape, rehearse
+from ..runtime.tape import LaunchTape, record_tape
 from . import planner
 from .compile import write_in_place
 from .plan_entry import PlanEntry
@@ -185,7 +185,7 @@ class PlanExecutor:
                 return None
             if run.record is not None:
                 run.record.queued = run.record.recorder.clock()
-            run.took = tape.footprint(perf_counter() - begin, others, assembly.need)
+            run.took = tape.footprint(perf_counter() - begin, others, assembly.tape_peak)
             to_numpy = self.hardware.to_numpy
             results = RunResults(run.graph, plan, devices, assembly, tape.nbytes, to_numpy)
             return self._hand_over(run, results)
@@ -283,7 +283,7 @@ class PlanExecutor:
         base = entry.base
         if base.tape is None:
             with without_garbage_collection():
-                base.tape = rehearse(plan) or False
+                base.tape = record_tape(plan) or False
         tape: LaunchTape | None = base.tape or None
         if tape is None or len(chunks) < len(plan.own_chunks):
             return None
@@ -293,7 +293,7 @@ class PlanExecutor:
                 return None
             entry.calm = latest
         memory = plan.machine.memory
-        if any(n + others.get(p, 0) > memory[p] for p, n in tape.need.items()):
+        if any(n + others.get(p, 0) > memory[p] for p, n in tape.peak.items()):
             return None
         return tape
 

@@ -45,7 +45,7 @@ CHUNKS = 2
 class Batch(OwnTask):
     """Tasks that are the same program on different arrays; its value has theirs by number."""
 
-    __slots__ = ("_moved", "chunks", "fixed", "key", "members", "ready")
+    __slots__ = ("_returns", "chunks", "fixed", "key", "members", "ready")
     launches_only = kernels_only = True
 
     members: list[KernelTask]
@@ -61,7 +61,7 @@ class Batch(OwnTask):
         self.fixed = fixed  # whether they read the same arrays at every run of the plan
         self.chunks = chunks  # ... unless one of these has been moved since
         self.ready: dict[Any, Any] = {}  # what a device has prepared for such
-        self._moved = -1
+        self._returns = -1
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -102,10 +102,10 @@ class Batch(OwnTask):
     def knows_inputs(self) -> bool:
         """Whether what was prepared still holds."""
         if self.chunks:
-            moved = sum([c.moved for c in self.chunks])
-            if moved != self._moved:
+            returns = sum([c.return_count for c in self.chunks])
+            if returns != self._returns:
                 self.ready.clear()
-                self._moved = moved
+                self._returns = returns
         return bool(self.ready)
 
     def __call__(self, values: Values) -> tuple[Any, ...]:

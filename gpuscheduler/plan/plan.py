@@ -90,7 +90,7 @@ class Footprint:
 
     seconds: float
     peak: dict[int, int]  # bytes, by memory: what devices share has the number of the first
-    moved: dict[tuple[int, int], int]  # bytes, by link
+    traffic: dict[tuple[int, int], int]  # bytes, by link
     spilled: dict[int, int]  # bytes that had to leave for the host and for the disk
     where: str = ""  # what ran it, where that was not the scheduler's devices
     #: The part of all bytes touched that GPUs touched, of a computation of NumPy's arrays.
@@ -110,7 +110,7 @@ class Footprint:
         ]
         links = [
             f"{n:,} bytes from {place_text(a)} to {place_text(b)}"
-            for (a, b), n in sorted(self.moved.items())
+            for (a, b), n in sorted(self.traffic.items())
             if n
         ]
         spilled = [

@@ -94,8 +94,10 @@ class ResultAssembly:
         #: that are put together on their devices, or one block.
         self.bring = bring
         self.send = send  # brings an array of the host to the caller's device
-        self.free = free  # bytes of a place that a run which follows a tape may take
-        self.need: dict[int, int] = {}  # ... and takes, where that is not what the tape says
+        #: Gives the bytes of a place that a run which follows a tape may take.
+        self.free = free
+        #: Peak bytes of the places for which the tape's own are not true.
+        self.tape_peak: dict[int, int] = {}
         #: Which parts of that are written where they belong as they are made; see `replay`.
         self.rooms: Any = None
         self.made: Any = None  # the only result, where a device has put it together

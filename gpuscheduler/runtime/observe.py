@@ -390,7 +390,7 @@ class Recorder:
         totals["seconds",] += (record.ended - record.began) / 1e9  # type: ignore[assignment]
         totals["steps",] += record.steps
         if took is not None:
-            for (src, dst), nbytes in took.moved.items():
+            for (src, dst), nbytes in took.traffic.items():
                 totals["moved", src, dst] += nbytes
             for place, nbytes in took.spilled.items():
                 if nbytes:

@@ -41,7 +41,7 @@ class InOrderDevices:
             for place in sorted(plan.there.get(i) or {self.memory_of(s.place)})
         }  # by step and memory
         self.events: list[Event] = []
-        self.moved: dict[tuple[int, int], int] = defaultdict(int)  # bytes over each link
+        self.traffic: dict[tuple[int, int], int] = defaultdict(int)  # bytes over each link
 
     def size(self, step: int, value: Any) -> int:
         return sizeof(value) if self.nbytes is None else self.nbytes[step]
@@ -61,7 +61,7 @@ class InOrderDevices:
 
     def copy(self, step: int, src: int, dst: int) -> None:
         value = self.values[step, dst] = self.values[step, src]
-        self.moved[src, dst] += self.size(step, value)
+        self.traffic[src, dst] += self.size(step, value)
         self.events.append(Copied(step, src, dst))
 
     def free(self, step: int, place: int) -> None:
@@ -222,7 +222,7 @@ class ClockDevices:
                 for memory in sorted(plan.there.get(i) or {self.memory_of(s.place)}):
                     self.exists[i, memory] = 0.0
                     self._hold(i, memory)
-        self.moved: dict[tuple[int, int], int] = defaultdict(int)
+        self.traffic: dict[tuple[int, int], int] = defaultdict(int)
         self.spans: list[tuple[Any, float, float, Any]] = []  # (engine, start, end, key)
         self._queue: list[tuple[float, int, Event]] = []
         self._count = 0
@@ -250,7 +250,7 @@ class ClockDevices:
         link = (DISK, src == DISK) if DISK in (src, dst) else (src, dst)
         end = self._occupy(link, begin, seconds, self.plan.steps[step].key)
         self.exists[step, dst] = end
-        self.moved[src, dst] += n
+        self.traffic[src, dst] += n
         self._hold(step, dst)
         self._schedule_event(end, Copied(step, src, dst))
 
@@ -356,7 +356,7 @@ def predict(
             more = min(values + plan.task_memory, plan.machine.limit(place))
             peak[place] = max(peak[place], more, largest[place])
     spilled = {p: max(s.spilled[p] for s in states) for p in states[0].spilled}
-    return Footprint(clock.now, peak, states[0].moved, spilled)
+    return Footprint(clock.now, peak, states[0].traffic, spilled)
 
 
 def _largest_working_memory(plan: Plan) -> dict[int, int]:

@@ -152,7 +152,7 @@ class State:
         #: Bytes of values that had to leave, by the place that took them.
         self.spilled = {HOST: 0, DISK: 0}
         #: Bytes of copies so far, by (src, dst).
-        self.moved: dict[tuple[int, int], int] = {}
+        self.traffic: dict[tuple[int, int], int] = {}
         #: The order of leaving, as heaps, of places that were full once; see `_evictable_values`.
         self.order: dict[int, list[tuple[float, float, int]]] = {}
         #: Steps whose values cannot be written to the disk.
@@ -282,7 +282,7 @@ class State:
         self.where[i] = {memory}
         self.resident[memory].add(i)
         if self.aside[i] and self.plan.steps[i].sent:
-            self.moved[HOST, place] = self.moved.get((HOST, place), 0) + nbytes
+            self.traffic[HOST, place] = self.traffic.get((HOST, place), 0) + nbytes
         if self.again[i]:  # it is where it was read, too
             self.where[i] = {memory, DISK}
             self.resident[DISK].add(i)
@@ -515,7 +515,7 @@ class State:
         self.pins[src][i] += 1
         self.coming[i, dst] = src
         self._use(dst, self._counted_bytes(i, dst))
-        self.moved[src, dst] = self.moved.get((src, dst), 0) + self.nbytes[i]
+        self.traffic[src, dst] = self.traffic.get((src, dst), 0) + self.nbytes[i]
         out.append(Copy(i, src, dst))
 
     def _counted_bytes(self, i: int, place: int) -> int:
@@ -897,7 +897,7 @@ class State:
 
     def footprint(self, seconds: float) -> Footprint:
         """The time, memory and traffic of the run."""
-        return Footprint(seconds, dict(self.peak), dict(self.moved), dict(self.spilled))
+        return Footprint(seconds, dict(self.peak), dict(self.traffic), dict(self.spilled))
 
     # ---- invariants
 

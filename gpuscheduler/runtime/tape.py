@@ -34,28 +34,33 @@ class LaunchTape:
     """
 
     orders: list[tuple[int, list[tuple[str, int, tuple[int, ...]]]]]
-    need: dict[int, int]  # peak bytes on each device, with the persisted chunks that it reads
-    rest: dict[int, int]  # ... and without the values of `last`
-    last: tuple[int, ...]  # outputs that no step reads
-    nbytes: list[int]  # of each step
-    took: Footprint  # of the simulated run; its seconds are 0
+    #: Peak bytes on each device, with the persisted chunks that the run reads.
+    peak: dict[int, int]
+    #: Peak bytes on each device without the values of `unread`.
+    peak_without_unread: dict[int, int]
+    #: Steps whose values are outputs that no step reads.
+    unread: tuple[int, ...]
+    #: Bytes of each step's value.
+    nbytes: list[int]
+    #: What the simulated run took. Its seconds are 0.
+    simulated: Footprint
 
     def __repr__(self) -> str:
         return f"<Tape of orders for {len(self.nbytes):,} steps>"
 
     def footprint(
-        self, seconds: float, others: dict[int, int], need: dict[int, int] | None = None
+        self, seconds: float, others: dict[int, int], peak: dict[int, int] | None = None
     ) -> Footprint:
         """The footprint of a replay, with `others`: bytes of other runs on each device.
 
-        `need` replaces the tape's own peaks, by device.
+        `peak` replaces the tape's own peaks, by device.
         """
-        peak = {**self.took.peak, **self.need, **(need or {})}
-        peak = {p: n + others.get(p, 0) for p, n in peak.items()}
-        return replace(self.took, seconds=seconds, peak=peak)
+        most = {**self.simulated.peak, **self.peak, **(peak or {})}
+        most = {p: n + others.get(p, 0) for p, n in most.items()}
+        return replace(self.simulated, seconds=seconds, peak=most)
 
 
-def rehearse(plan: Plan) -> LaunchTape | None:
+def record_tape(plan: Plan) -> LaunchTape | None:
     """Record a simulated run in which each launch and copy completes at once, in order.
 
     None where the devices' memory does not suffice, where a value has to be copied to or from the
@@ -67,7 +72,7 @@ def rehearse(plan: Plan) -> LaunchTape | None:
     >>> tasks = {"a": (int,), "b": (int,), "c": (max, "a", "b")}
     >>> graph = from_dask(tasks, "c")
     >>> graph.pin({"a": 0, "b": 1, "c": 0})
-    >>> tape = rehearse(make_plan(graph, Machine.uniform(2)))
+    >>> tape = record_tape(make_plan(graph, Machine.uniform(2)))
     >>> for place, orders in tape.orders:
     ...     print(place, orders)
     0 [('launch', 0, ())]
@@ -83,9 +88,10 @@ def rehearse(plan: Plan) -> LaunchTape | None:
     copied: set[int] = set()  # steps whose values another device fetches
     unread = [i for i in plan.outputs if not plan.readers[i] and not plan.steps[i].fixed]
     unread_set = set(unread)
-    rest = dict.fromkeys(plan.machine.devices, 0)  # peak bytes without unread outputs
-    unread_bytes = dict(rest)
-    extra = dict(rest)  # bytes that a replay frees at the end, and `state` counts as freed earlier
+    peak_without_unread = dict.fromkeys(plan.machine.devices, 0)
+    unread_bytes = dict.fromkeys(plan.machine.devices, 0)
+    #: Bytes that a replay frees at the end, and `state` counts as freed earlier.
+    extra = dict.fromkeys(plan.machine.devices, 0)
     try:
         instructions = state.start()
         while True:
@@ -112,18 +118,25 @@ def rehearse(plan: Plan) -> LaunchTape | None:
                 elif instruction.place == step.place:
                     todo[instruction.place].append(("free", instruction.step, instruction.place))
             rounds += interleave_orders(plan, todo)
-            rest = {d: max(n, state.used[d] - unread_bytes[d]) for d, n in rest.items()}
+            for d in plan.machine.devices:
+                used = state.used[d] - unread_bytes[d]
+                peak_without_unread[d] = max(peak_without_unread[d], used)
             if state.is_finished:
                 break
             instructions = state.handle(*events)
     except OutOfMemory:
         return None
-    need = {d: state.peak[d] + n for d, n in extra.items()}
-    if any(n > plan.machine.memory[d] for d, n in need.items()):
+    peak = {d: state.peak[d] + n for d, n in extra.items()}
+    if any(n > plan.machine.memory[d] for d, n in peak.items()):
         return None
-    rest = {d: n + extra[d] for d, n in rest.items()}
-    orders = _add_waits(plan, rounds, copied)
-    return LaunchTape(orders, need, rest, tuple(unread), state.nbytes, state.footprint(0.0))
+    return LaunchTape(
+        _add_waits(plan, rounds, copied),
+        peak,
+        {d: n + extra[d] for d, n in peak_without_unread.items()},
+        tuple(unread),
+        state.nbytes,
+        state.footprint(0.0),
+    )
 
 
 def _add_waits(

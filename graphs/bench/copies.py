@@ -240,7 +240,7 @@ def quarter() -> None:
             seconds = best(y.persist, 12)
             assert s.last is not None
             busy: dict[tuple[int, str], float] = defaultdict(float)
-            for (a, b), moved in s.last.moved.items():
+            for (a, b), moved in s.last.traffic.items():
                 if a < 0:
                     busy[b, "in"] += moved / links.host[b][0] / 1e9
                     busy[-1, "in"] += moved / rates["to"]

@@ -62,7 +62,7 @@ def traffic(plan: Plan) -> Traffic:
     """What a run of the plan moves. Computes nothing."""
     clock = Orderly(plan)
     run(plan, clock)
-    return Traffic(sum(clock.moved.values()), fewest(plan, clock.order))
+    return Traffic(sum(clock.traffic.values()), fewest(plan, clock.order))
 
 
 def fewest(plan: Plan, order: Sequence[int]) -> float:

@@ -235,7 +235,7 @@ FINE = Facts(
 SPEAKS = {
     "small chunks": replace(FINE, chunk_bytes=[2**19] * 2000, step_seconds=[1e-5] * 2000),
     "few blocks": replace(FINE, layers=[replace(LAYER, times=3)]),
-    "traffic": replace(FINE, moved=2**29, moving_layer="transpose"),
+    "traffic": replace(FINE, link_bytes=2**29, moving_layer="transpose"),
     "memory": replace(FINE, spilled=2**20, fullest_at='"sum" (wave.py:3)'),
     "broken chain": replace(
         FINE, layers=[LAYER, replace(LAYER, is_kernel=False, reason="it calls sort")]
@@ -249,7 +249,7 @@ SPEAKS = {
 SILENT = {
     "small chunks": replace(FINE, chunk_bytes=[2**19] * 900, step_seconds=[1e-5] * 900),
     "few blocks": replace(FINE, devices=1, layers=[replace(LAYER, times=1)]),
-    "traffic": replace(FINE, moved=2**27),
+    "traffic": replace(FINE, link_bytes=2**27),
     "memory": replace(FINE, fullest=0.89),
     "broken chain": replace(
         FINE, layers=[LAYER, replace(LAYER, seconds=0.1, is_kernel=False, reason="it calls sort")]

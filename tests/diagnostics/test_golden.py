@@ -22,7 +22,7 @@ from gpuscheduler.runtime.allocations import AllocationLog
 from gpuscheduler.runtime.loop import run
 from gpuscheduler.runtime.observe import Level, Recorder
 from gpuscheduler.runtime.simulated import InOrderDevices
-from gpuscheduler.runtime.tape import rehearse
+from gpuscheduler.runtime.tape import record_tape
 from tests.support.strategies import plan_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -103,7 +103,7 @@ def recorded(name):
         record.admitted = recorder.clock()
         if name == "replay":
             record.enter(plan, "replay")
-            record.tape, record.queued = rehearse(plan), record.admitted + 50_000
+            record.tape, record.queued = record_tape(plan), record.admitted + 50_000
         else:
             record.enter(plan, "steps")
             sizes = {i: step.nbytes for i, step in enumerate(plan.steps)}

@@ -13,7 +13,7 @@ from gpuscheduler.diagnostics.memory import _find_peaks, profile_memory
 from gpuscheduler.runtime.loop import run
 from gpuscheduler.runtime.observe import Level, Recorder, decode_memory
 from gpuscheduler.runtime.simulated import InOrderDevices
-from gpuscheduler.runtime.tape import rehearse
+from gpuscheduler.runtime.tape import record_tape
 from tests.support.strategies import cases, plan_of, thorough
 
 PLENTY = (10**9, 10**9)
@@ -54,7 +54,7 @@ def test_a_tape_needs_no_sampling():
     )  # fmt: skip
     record = Recorder(itertools.count(1000).__next__, base=Level.STEPS).begin()
     record.enter(plan, "replay")
-    record.tape, record.admitted, record.queued = rehearse(plan), 0, 1000
+    record.tape, record.admitted, record.queued = record_tape(plan), 0, 1000
     record.recorder.end(record)
     profile = profile_memory([record], by="task")
     assert [p.nbytes for p in profile.peaks] == [150, 60]

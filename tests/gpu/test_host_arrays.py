@@ -89,7 +89,7 @@ def test_blocks_of_an_array(s, memory, rows, chunks, dtype):
     assert len(sent_steps(s, x + x)) == x.npartitions
     np.testing.assert_array_equal(on_host(x + x), a + a)
     np.testing.assert_array_equal(on_host(x), a)
-    moved = {link: n for link, n in s.last.moved.items() if link[0] == -1}
+    moved = {link: n for link, n in s.last.traffic.items() if link[0] == -1}
     assert sum(moved.values()) == a.nbytes
     assert set(moved) <= {(-1, 0), (-1, 1)}
 

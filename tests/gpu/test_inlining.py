@@ -154,5 +154,5 @@ def test_each_gpu_reduces_its_own_blocks():
         z = x(S, (1, 32, 48)).persist()
         y = z.sum(axis=0)
         y.compute()
-        moved = sum(n for (a, b), n in s.last.moved.items() if a >= 0 and b >= 0)
+        moved = sum(n for (a, b), n in s.last.traffic.items() if a >= 0 and b >= 0)
         assert moved <= 4 * 32 * 48 * 8

@@ -705,7 +705,7 @@ def test_arrays_of_the_host_go_to_gpus_when_they_are_persisted(gpus):
     same(x.compute(), A)
     for n in range(3):
         same((x + n).sum().compute(), (x + n).sum().compute(scheduler="threads"))
-    assert gpus.last.moved.get((-1, 0), 0) == 0
+    assert gpus.last.traffic.get((-1, 0), 0) == 0
 
 
 def test_auto_keeps_what_is_persisted_on_gpus(monkeypatch):

@@ -363,7 +363,7 @@ def test_the_footprint_is_that_of_a_run(runs):
     first = runs.last
     for _ in range(3):
         y.compute()
-    assert runs.last.moved == first.moved
+    assert runs.last.traffic == first.traffic
     assert runs.last.spilled == first.spilled
     for device, nbytes in first.peak.items():
         assert runs.last.peak.get(device, 0) >= nbytes or device < 0

@@ -124,7 +124,7 @@ def s():
 
 
 def moved(plan):
-    return [s.task for s in plan.steps if getattr(s.task, "moved", None) is not None]
+    return [s.task for s in plan.steps if getattr(s.task, "gpu_task", None) is not None]
 
 
 def test_a_called_function_no_longer_keeps_kernels_from_gpus(s):

@@ -152,7 +152,7 @@ def test_conjugate_gradients_move_edges_only(devices, blocks):
             solution, left = dask.compute(*lazy)
             np.testing.assert_allclose(solution.get(), x, rtol=1e-9)
             np.testing.assert_allclose(float(left), np.linalg.norm(r), rtol=1e-9)
-        moved = {pair: nbytes for pair, nbytes in s.last.moved.items() if min(pair) >= 0}
+        moved = {pair: nbytes for pair, nbytes in s.last.traffic.items() if min(pair) >= 0}
         line, numbers = 8 * n, 4 * 8 * blocks
         assert sum(moved.values()) <= 2 * rounds * (line + numbers) + 8 * n * n
         float(cg.largest_eigenvalue(a, b, 5).compute())

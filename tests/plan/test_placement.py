@@ -39,7 +39,7 @@ def crossing(devices, collection):
     log = []
     collection.compute(scheduler=scheduler_on(devices, log))
     ((_, fakes),) = log
-    return {link: n for link, n in fakes.moved.items() if HOST not in link}
+    return {link: n for link, n in fakes.traffic.items() if HOST not in link}
 
 
 def places(plan, name=""):

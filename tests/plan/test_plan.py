@@ -254,7 +254,7 @@ def test_repr_of_what_holds_a_graph_is_one_short_line(blocks):
         graph = from_dask(*received_by_scheduler(y))
         cut = simulation.cut
         known = [plan, plan.predicted, plan.machine, *s._plans.entries(), s, s.last, s.options]
-        held = [graph, simulation, cut, *cut.stages, *cut.parcels, tape.rehearse(plan)]
+        held = [graph, simulation, cut, *cut.stages, *cut.parcels, tape.record_tape(plan)]
     for shown in (*known, *held):
         assert len(repr(shown)) < 600, type(shown)
         assert "\n" not in repr(shown)

@@ -31,7 +31,7 @@ from gpuscheduler.runtime.observe import (
     decode_rows,
 )
 from gpuscheduler.runtime.simulated import InOrderDevices
-from gpuscheduler.runtime.tape import rehearse
+from gpuscheduler.runtime.tape import record_tape
 from tests.support.strategies import cases, plan_of, thorough
 
 PLENTY = (10**9, 10**9)
@@ -127,7 +127,7 @@ def test_a_replay_without_device_times_is_drawn_from_predictions():
     plan.steps[1].seconds = 3e-3
     record = recorder("steps").begin()
     record.enter(plan, "replay")
-    record.tape, record.admitted, record.queued = rehearse(plan), 1000, 5000
+    record.tape, record.admitted, record.queued = record_tape(plan), 1000, 5000
     rows = {r.key: (r.begin, r.end, r.clock) for r in decode_rows(record)}
     assert rows == {
         "a": (1000, 2000, "estimated"), "b": (2000, 5000, "estimated"),
@@ -297,7 +297,7 @@ def test_recorded_bytes_are_those_of_the_footprint(case):
         moved[row.src, row.dst] = moved.get((row.src, row.dst), 0) + row.nbytes
     refused = any(type(e) is NoRoom for turn in record.turns for e in turn.events)
     if not refused:
-        assert {k: n for k, n in moved.items() if n} == {k: n for k, n in took.moved.items() if n}
+        assert {k: n for k, n in moved.items() if n} == {k: n for k, n in took.traffic.items() if n}
         spilled = spilled_bytes(decode_copies(record))
         assert all(spilled[p] >= n for p, n in took.spilled.items())
     for sample in decode_memory(record):

@@ -187,7 +187,7 @@ def test_the_clock_foresees_what_is_spilled():
     alter(plan, machine=replace(plan.machine, host_memory=0))
     foreseen = predict(plan)
     assert foreseen.spilled == {HOST: 0, DISK: 8}
-    assert foreseen.moved == {(0, DISK): 8, (DISK, 0): 8}
+    assert foreseen.traffic == {(0, DISK): 8, (DISK, 0): 8}
     assert foreseen.seconds > predict(plan_of(*steps, memory=(99,))).seconds
 
 

@@ -1577,11 +1577,11 @@ def test_with_room_for_all_each_value_crosses_a_link_once(case):
     alter(plan, machine=plan_of(("a", "", 0), memory=(2**60,) * len(plan.machine.memory)).machine)
     devices = case.devices()
     case.run(devices)
-    between = {link: n for link, n in devices.moved.items() if HOST not in link and n}
+    between = {link: n for link, n in devices.traffic.items() if HOST not in link and n}
     assert between == {link: n for link, n in plan.traffic().items() if n}
-    home = sum(n for (_, dst), n in devices.moved.items() if dst == HOST)
+    home = sum(n for (_, dst), n in devices.traffic.items() if dst == HOST)
     assert home == sum(case.sizes[i] for i in plan.deliver - case.fixed)
-    assert not any(src == HOST for src, _ in devices.moved)
+    assert not any(src == HOST for src, _ in devices.traffic)
 
 
 @thorough
@@ -1637,8 +1637,8 @@ def test_what_moved_and_what_was_spilled_is_what_state_says(case):
     """Results that go to the host are no spilling."""
     devices = case.devices()
     state = case.run(devices)
-    moved = {link: n for link, n in state.moved.items() if n}
-    assert moved == {link: n for link, n in devices.moved.items() if n}
+    moved = {link: n for link, n in state.traffic.items() if n}
+    assert moved == {link: n for link, n in devices.traffic.items() if n}
     home = sum(case.sizes[i] for i in case.plan.deliver - case.fixed)
     to = {place: sum(n for (_, dst), n in moved.items() if dst == place) for place in (HOST, DISK)}
     assert state.spilled == {HOST: to[HOST] - home, DISK: to[DISK]}

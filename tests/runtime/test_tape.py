@@ -11,7 +11,7 @@ from gpuscheduler.errors import OutOfMemory
 from gpuscheduler.plan.machine import Machine
 from gpuscheduler.runtime.loop import run
 from gpuscheduler.runtime.simulated import InOrderDevices
-from gpuscheduler.runtime.tape import by_turns, interleave_orders, rehearse
+from gpuscheduler.runtime.tape import by_turns, interleave_orders, record_tape
 from tests.support.strategies import alter, cases, plan_of, thorough
 
 
@@ -62,7 +62,7 @@ class Watched(InOrderDevices):
 
 
 def follow(plan):
-    tape = rehearse(plan)
+    tape = record_tape(plan)
     assert tape is not None
     devices = Watched(plan)
     assert devices.follow(tape)
@@ -73,11 +73,11 @@ def follow(plan):
 @given(cases(exact=True, persisted=False))
 def test_a_tape_does_what_the_run_does(case):
     plan = case.plan
-    tape = rehearse(plan)
+    tape = record_tape(plan)
     hard = plan.deliver or plan.machine.shared or any(s.aside for s in plan.steps)
     if tape is None:
         alter(plan, machine=replace(plan.machine, memory=(2**62,) * len(plan.machine.devices)))
-        assert hard or rehearse(plan) is not None  # it was the memory that did not suffice
+        assert hard or record_tape(plan) is not None  # it was the memory that did not suffice
         return
     assert not hard
     devices = Watched(plan)
@@ -88,12 +88,12 @@ def test_a_tape_does_what_the_run_does(case):
     assert {i for i, _ in devices.values} | devices.left >= launched
     # what is counted is all there ever was
     for d, most in devices.peak.items():
-        assert most <= tape.need[d] <= plan.machine.memory[d]
+        assert most <= tape.peak[d] <= plan.machine.memory[d]
     # and bytes over links are those of a run
     reference = InOrderDevices(plan, dict(enumerate(s.nbytes for s in plan.steps)))
     run(plan, reference, check=True)
-    assert devices.moved == reference.moved
-    assert tape.footprint(1.0, {0: 5}).peak[0] == tape.need[0] + 5
+    assert devices.traffic == reference.traffic
+    assert tape.footprint(1.0, {0: 5}).peak[0] == tape.peak[0] + 5
 
 
 def test_values_of_one_device_go_when_they_were_read_and_crossing_ones_stay():
@@ -105,7 +105,7 @@ def test_values_of_one_device_go_when_they_were_read_and_crossing_ones_stay():
     assert (1, "free", 2) in verbs
     assert (0, "free", 1) not in verbs  # device 1 may be reading it still
     # device 0 counts b twice, as it stays; device 1 its copy
-    assert tape.need == {0: 120, 1: 31}
+    assert tape.peak == {0: 120, 1: 31}
     assert devices.peak == {0: 110, 1: 21}
 
 
@@ -113,23 +113,23 @@ def test_there_is_no_tape_where_something_would_have_to_leave():
     steps = [("a", "", 0, 60), ("b", "", 0, 60), ("c", "ab", 0, 8), ("d", "ac", 0, 8)]
     for memory, fits in ((128, True), (127, False)):
         plan = plan_of(*steps, memory=(memory,), wanted="d")
-        assert (rehearse(plan) is not None) is fits
+        assert (record_tape(plan) is not None) is fits
 
 
 def test_there_is_no_tape_for_results_on_the_host_nor_beside_files():
     steps = [("a", "", 0), ("b", "a", 0)]
-    assert rehearse(plan_of(*steps, memory=(100,), deliver="b")) is None
+    assert record_tape(plan_of(*steps, memory=(100,), deliver="b")) is None
     plan = plan_of(*steps, memory=(100,))
     plan.steps[0].aside = True
-    assert rehearse(plan) is None
+    assert record_tape(plan) is None
     plan = plan_of(*steps, memory=(100,))
     alter(plan, machine=Machine.uniform(1, shared=True))
-    assert rehearse(plan) is None
+    assert record_tape(plan) is None
 
 
 def test_a_step_that_can_never_fit_has_no_tape():
     plan = plan_of(("a", "", 0, 60), memory=(59,))
-    assert rehearse(plan) is None
+    assert record_tape(plan) is None
     try:
         run(plan, InOrderDevices(plan))
     except OutOfMemory:
@@ -165,14 +165,14 @@ def test_a_copy_is_waited_for_once_and_its_source_counted_once():
     tape, _ = follow(plan)
     launches = {step: waits for _, o in tape.orders for v, step, waits in o if v == "launch"}
     assert launches == {0: (), 1: (0,), 2: (), 3: (0,)}
-    assert tape.need[0] == 200  # once as it is made, once as it stays
+    assert tape.peak[0] == 200  # once as it is made, once as it stays
 
 
 def test_what_a_run_needs_beside_results_that_nobody_reads():
     """a and b are there together, then c beside b, then d: of 8 bytes each."""
     steps = ("a", "", 0), ("b", "", 0), ("c", "ab", 0), ("d", "b", 0)
-    tape = rehearse(plan_of(*steps, memory=(1000,), wanted="cd"))
-    assert tape.last == (2, 3)
-    assert tape.rest == {0: 16}
-    assert tape.need == {0: 32}
+    tape = record_tape(plan_of(*steps, memory=(1000,), wanted="cd"))
+    assert tape.unread == (2, 3)
+    assert tape.peak_without_unread == {0: 16}
+    assert tape.peak == {0: 32}
     assert tape.footprint(0.0, {0: 5}, {0: 40}).peak[0] == 45

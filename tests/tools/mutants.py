@@ -417,7 +417,7 @@ MUTANTS = {
     ),
     "spilling is not counted": ("            self.spilled[refuge] += self.nbytes[i]\n", ""),
     "traffic is not counted": (
-        "        self.moved[src, dst] = self.moved.get((src, dst), 0) + self.nbytes[i]\n",
+        "        self.traffic[src, dst] = self.traffic.get((src, dst), 0) + self.nbytes[i]\n",
         "",
     ),
     # what steps take while they run
@@ -729,7 +729,7 @@ FUSION = {
         "if not step.fixed:",
     ),
     "a tape heeds no limit": (
-        "if any(n > plan.machine.memory[d] for d, n in need.items()):",
+        "if any(n > plan.machine.memory[d] for d, n in peak.items()):",
         "if False:",
     ),
     "a tape takes what runs aside": ("if step.aside:", "if False:"),

@@ -232,7 +232,7 @@ class Body:
         inner, x = set(self.loop_inputs(tree)), self.register(tree)
         out = {}
         for k in tree.inputs:
-            if k in inner and schedule.late and tree is schedule.tree:
+            if k in inner and schedule.loads_late and tree is schedule.tree:
                 offset = f"o{schedule.layout_of[tree.letter, k]}"
                 out[k] = f"*(const {schedule.type_of_load(tree, k)}*)(p{tree.letter}{k} + {offset})"
                 continue
@@ -259,7 +259,7 @@ class Body:
         schedule = self.schedule
         tree = schedule.tree if schedule.core is None else schedule.core
         inner, loads, uses = self.loop_inputs(tree), [], use(tree, "u")
-        if schedule.late and inner:
+        if schedule.loads_late and inner:
             layouts = dict.fromkeys(schedule.layout_of[tree.letter, k] for k in inner)
             index = schedule.index
             offsets = [f"const {index} o{n} = {self.places.offset(n, site)};" for n in layouts]

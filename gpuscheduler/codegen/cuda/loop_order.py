@@ -34,12 +34,12 @@ def order_axes(schedule: Schedule) -> Schedule:
     kept = [k for k in range(rank) if k not in axes]
     over = [k for k in range(rank) if k in axes]
     layouts: dict[tuple[int, ...], int] = {}
-    moved: set[int] = set()
+    memory_layouts: set[int] = set()
 
     def layout(strides: Sequence[int], memory: bool) -> int:
         n = layouts.setdefault(tuple(strides), len(layouts))
         if memory:
-            moved.add(n)
+            memory_layouts.add(n)
         return n
 
     layout_of = {}
@@ -81,7 +81,8 @@ def order_axes(schedule: Schedule) -> Schedule:
         groups["k"] = [*[k for k in kept if k != last], last]
     return replace(
         schedule,
-        out_layout=out_layout, position=position, moved=frozenset(moved), groups=groups,
+        out_layout=out_layout, position=position, memory_layouts=frozenset(memory_layouts),
+        groups=groups,
         rows=last in over or not kept or schedule.points == 1 or kernel.is_histogram,
         axes={name: make_axes(schedule, ks, layouts) for name, ks in groups.items()},
     )  # fmt: skip
@@ -214,7 +215,7 @@ def split_columns(schedule: Schedule) -> Schedule:
 def choose_index_width(schedule: Schedule) -> Schedule:
     """Decide whether 32 bits are enough to count points and elements."""
     furthest = max(schedule.points, schedule.reach)
-    for n in schedule.moved:
+    for n in schedule.memory_layouts:
         span = sum(
             abs(a.strides[n]) * (a.length - 1) for axes in schedule.axes.values() for a in axes
         )

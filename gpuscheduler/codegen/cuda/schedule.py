@@ -59,8 +59,8 @@ class Schedule:
 
     #: Number of each layout: strides along the kernel's axes.
     layouts: Mapping[tuple[int, ...], int] = field(default_factory=dict)
-    #: Layouts of memory; others are of indices alone.
-    moved: frozenset[int] = frozenset()
+    #: Numbers of the layouts of arrays in memory. Other layouts are of indices alone.
+    memory_layouts: frozenset[int] = frozenset()
     #: Layout of an input or index, by the letter of its tree and its node.
     layout_of: Mapping[tuple[str, int], int] = field(default_factory=dict)
     #: Layout that counts along an axis where the core ends, by axis.
@@ -99,7 +99,7 @@ class Schedule:
     #: Blocks that a multiprocessor shall have room for.
     at_once: int = 1
     #: Whether inputs are loaded where they are used, and not all of them before.
-    late: bool = False
+    loads_late: bool = False
     #: Whether vectors are written of inputs that are read one by one.
     loose: bool = False
     #: Results, or lines, of one thread at a time.

@@ -53,16 +53,17 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
     deeper = each <= tuning.LOAD_BYTES and row * cost <= tuning.MOST_COST and schedule.across < 0
     deeper = deeper and row * long <= tuning.MOST_INSTRUCTIONS
     heavy = cost >= tuning.HEAVY and not tree.calls
-    late = each > tuning.LATE_BYTES and schedule.core is None and schedule.across < 0
-    late = late and not (columns or schedule.scanning)
-    late = late and all(tree.guards[k] is None for k in tree.inputs)
-    if late:
+    loads_late = each > tuning.LATE_BYTES and schedule.core is None and schedule.across < 0
+    loads_late = loads_late and not (columns or schedule.scanning)
+    loads_late = loads_late and all(tree.guards[k] is None for k in tree.inputs)
+    if loads_late:
         width = times = 1
     schedule = replace(
         schedule,
-        width=width, times=times, at_once=at_once, deeper=deeper, heavy=heavy, late=late,
+        width=width, times=times, at_once=at_once, deeper=deeper, heavy=heavy,
+        loads_late=loads_late,
     )  # fmt: skip
-    return schedule if late or width > 1 else read_unaligned(schedule, cost, each, columns)
+    return schedule if loads_late or width > 1 else read_unaligned(schedule, cost, each, columns)
 
 
 def align_width(schedule: Schedule) -> int:

@@ -84,8 +84,8 @@ class CudaDevices:
         replay = None if tape is None else team.replays.get(tape)
         #: Whether this run repeats the last one in the same memory. Then it looks at its chunks
         #: only when all is queued, while devices work.
-        self.late = replay is not None and replay.is_current(self.given.state())
-        if not self.late:
+        self.takes_chunks_late = replay is not None and replay.is_current(self.given.state())
+        if not self.takes_chunks_late:
             self.given.take_chunks()
         away = self.given.take_values() if len(run.chunks) < len(plan.fixed_steps) else ()
         light = (
@@ -154,7 +154,7 @@ class CudaDevices:
         try:
             return TapeRun(self.run, self.steps, self.transfers, self.given).queue_tape(tape)
         finally:
-            if self.late:
+            if self.takes_chunks_late:
                 self.given.take_chunks()
 
     def observe(self, record: RunRecord) -> None:

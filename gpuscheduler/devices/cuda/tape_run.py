@@ -85,10 +85,13 @@ class TapeRun:
         """Whether there is room for a tape whose result is allocated from the start."""
         run = self.run
         place, gathering = rooms.place, run.gathering
-        apart = [i for i in tape.last if i not in rooms.tasks and run.plan.steps[i].place == place]
-        need = tape.rest[place] + rooms.nbytes + sum([tape.nbytes[i] for i in apart])
-        gathering.need = {place: need}
-        return need <= gathering.free(place)
+        apart = [
+            i for i in tape.unread if i not in rooms.tasks and run.plan.steps[i].place == place
+        ]
+        peak = tape.peak_without_unread[place] + rooms.nbytes
+        peak += sum([tape.nbytes[i] for i in apart])
+        gathering.tape_peak = {place: peak}
+        return peak <= gathering.free(place)
 
     def _follow_lane(
         self,

@@ -65,11 +65,26 @@ def moving_boxes(x: Any) -> Any:
     return np.lib.stride_tricks.sliding_window_view(x, (7, 7)).sum((-1, -2))
 
 
+def differences(x: Any) -> Any:
+    """Differences down and along, which end at the last row and column."""
+    down = np.concatenate([x[1:], x[-1:]]) - x
+    return np.concatenate([down[:, 1:], x[:, :1]], 1)
+
+
+def histogram(x: Any) -> Any:
+    return np.histogram(x, 100, (0, 10))[0]
+
+
 CASES = (
     Case("ROW_TIMES", 4, gauss_sum),
     Case("ROW_TIMES", 4, lambda x: x.var(keepdims=True), dtype="f8"),
     Case("ROW_WAVES", 8, gauss_sum),
     Case("FEWER_WAVES", 64, lambda x: x.var(keepdims=True)),
+    Case("FEWER_WAVES", 64, lambda x: x.var(keepdims=True), dtype="f8"),
+    Case("FEWER_WAVES", 64, lambda x: x.var(1), rows=4, columns=2**24),
+    Case("FEWER_WAVES", 64, histogram),
+    Case("BOUNDARY_WAVES", 1, lambda x: differences(x).var(1), rows=4, columns=2**24),
+    Case("SHARED_WAVES", 8, lambda x, y: (x + y.T).sum(keepdims=True), 2, rows=8192),
     Case("COLUMN_WAVES", 8, lambda x: x.sum(0)),
     Case("COLUMN_STEPS", 32, lambda x: x.sum(0), rows=256),
     Case("LANES", 32, lambda x: x.sum(0)),
@@ -78,6 +93,8 @@ CASES = (
     Case("MANY_COLUMNS", NEVER, lambda x: x.var(0), columns=2**16),
     Case("WIDE_STEPS", NEVER, lambda x: x.sum(1), rows=64),
     Case("HEAVY", NEVER, black_scholes.apply, 3),
+    Case("HEAVY", NEVER, black_scholes.apply, 3, rows=512),
+    Case("VECTORS", NEVER, black_scholes.apply, 3),
     Case("STAGED", NEVER, black_scholes.apply, 3),
     Case("MOST_WIDTH", 4, lambda x: x * 2, dtype="u1"),
     Case("LOOSE_LEAST", NEVER, neighbours),
@@ -85,9 +102,12 @@ CASES = (
     Case("MANY_STEPS", NEVER, lambda x: (neighbours(x) ** 2).sum(keepdims=True)),
     Case("OFTEN", NEVER, lambda x: sum(x[:, n : n - 8] for n in range(8)).sum(keepdims=True)),
     Case("BESIDE", 0, neighbours),
+    Case("FEW_BYTES", 0, lambda x: differences(x).sum(0)),
+    Case("MOST_COPIES", 0, histogram),
     Case("TURNED_LENGTH", NEVER, lambda x, y: x + y.T, 2, rows=8192),
     Case("LEAST_IN_PANES", NEVER, moving_mean),
     Case("LEAST_IN_PANES", NEVER, moving_boxes),
+    Case("MOST_AT_ONCE", 1, moving_boxes),
 )
 
 
@@ -127,7 +147,7 @@ def measure(case: Case, nbytes: int, turns: int) -> str:
     with changed(case.number, case.other):
         found.append(known[1].run(task, values, 0, work))
     for a, b in zip(*([f] if isinstance(f, cupy.ndarray) else f for f in found), strict=True):
-        np.testing.assert_allclose(cupy.asnumpy(a), cupy.asnumpy(b), rtol=1e-4, atol=1e-4)
+        assert cupy.allclose(a, b, rtol=1e-4, atol=1e-4), case
     best = [math.inf, math.inf]
     for turn in range(2 * turns):
         n = turn % 2

@@ -417,7 +417,8 @@ class Scheduler(ObservedScheduler):
     def close(self) -> None:
         """Join every thread, and free every byte except those of persisted collections.
 
-        These stay as long as the collections. A closed scheduler runs nothing.
+        These stay as long as the collections. A closed scheduler runs nothing: `get` raises
+        RuntimeError. Closing it twice does nothing.
         """
         if not self._closed:
             self._closed = True

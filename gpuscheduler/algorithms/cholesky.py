@@ -197,7 +197,8 @@ def cho_solve(c_and_lower: tuple[Any, bool], b: Any) -> Array:
     (b,) = as_arrays("cho_solve", b)
     if factor.ndim != 2 or b.ndim not in (1, 2) or len(b) != len(factor):
         raise ValueError(
-            f"cho_solve: a factor of shape {factor.shape} does not go with b of {b.shape}"
+            f"cho_solve: the factor has shape {factor.shape} and b {b.shape}; they must be (n, n) "
+            "and (n,) or (n, k)"
         )
     dtype = inexact_dtype("cho_solve", factor.dtype, b.dtype)
     if not lower:
@@ -209,6 +210,7 @@ def cho_solve(c_and_lower: tuple[Any, bool], b: Any) -> Array:
 
 
 def _solve_factored(factor: Any, b: Any) -> Any:
+    """Solve with a lower Cholesky factor on one device."""
     right = b if b.ndim == 2 else b[:, None]
     y = lapack.solve_triangle(factor, right, lower=True)
     x = lapack.solve_triangle(factor.conj().T, y, lower=False)

@@ -304,6 +304,10 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: int = 0) -> Array:
 
 
 def _solve_factored(lu: Any, b: Any, piv: Any, trans: int) -> Any:
+    """Solve with LU factors and pivots on one device, as `scipy.linalg.lu_solve`.
+
+    Raises LinAlgError where a pivot is exactly zero.
+    """
     xp = array_module(lu)
     if not b.size:
         return b

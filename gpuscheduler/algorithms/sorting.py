@@ -165,7 +165,7 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
                 f"lexsort: keys have shapes {c.shape} and {first.shape}, use equal ones"
             )
     if first.ndim == 0:
-        raise TypeError("lexsort: keys have no axis, use arrays of at least one")
+        raise TypeError("lexsort: keys are scalars, use arrays with at least one axis")
     columns = [c if _same_chunks(c, first) else c.rechunk(first.chunks) for c in columns]
     axis = _normalize("lexsort", axis, first.ndim)
     return _sort_columns("lexsort", columns, axis, index=True, descending=False)

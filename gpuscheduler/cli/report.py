@@ -196,7 +196,11 @@ def rates(work: Workload, size: Size, x: Any, seconds: float) -> Iterable[str]:
 
 
 def check_value(work: Workload, size: Size, value: Any, check: bool | None) -> tuple[bool, str]:
-    """Whether a value equals NumPy's, and a text that says so."""
+    """Compare a workload's value with NumPy's: whether it is right, and a text that says so.
+
+    `check` is the flag of the command line. None checks where NumPy's value is affordable. Where
+    nothing is checked, returns True, with an empty text or one that says so.
+    """
     reference = work.get("reference")
     if check is False or (reference is None and check is None):
         return True, ""

@@ -232,7 +232,9 @@ def draw_parts(parts: Sequence[tuple[str, float, str]], words: Callable[[float],
 
 
 def thin_out(times: Any, values: Any, most: int = MOST_POINTS) -> tuple[Any, Any]:
-    """At most about so many points of a line: the largest value of each bin, and the last.
+    """Thin out the points of a line to the largest value of each of `most` bins, and the last.
+
+    Returns times and values. A line of at most `most` points stays as it is.
 
     >>> times, values = thin_out([0, 1, 2, 3], [1, 5, 1, 2], most=2)
     >>> times.tolist(), values.tolist()

@@ -168,16 +168,16 @@ PASSES: tuple[Callable[[Compilation], None], ...] = (
 )
 
 
-def run_pass(c: Compilation, one: Callable[[Compilation], None]) -> None:
-    """Run a pass, and note the tasks before and after it.
+def run_pass(c: Compilation, compiler_pass: Callable[[Compilation], None]) -> None:
+    """Run a pass, and note how many tasks there are before and after it.
 
-    With the option `check`, validates the graph behind it.
+    With the option `check`, validates the graph after the pass.
     """
     before = len(c.graph.nodes)
-    one(c)
+    compiler_pass(c)
     if c.options.check:
         c.graph.validate()
-    c.reports.append(PassReport(one.__name__, before, len(c.graph.nodes)))
+    c.reports.append(PassReport(compiler_pass.__name__, before, len(c.graph.nodes)))
 
 
 def plan_dask(

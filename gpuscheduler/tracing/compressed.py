@@ -261,7 +261,7 @@ def nan_elsewhere(x: CompressedArray) -> TracedArray:
     if x.dtype.kind in "iu" and x.itemsize <= 4:
         x = x.astype(np.float64)
     if x.dtype.kind != "f":
-        raise refuse(f"it makes a histogram of {x.dtype} that a mask selects")
+        raise refuse(f"a histogram of masked {x.dtype} has no kernel: convert it to float64")
     return choose_elements(mask_over(x), x._values, x.dtype.type(np.nan))
 
 
@@ -281,7 +281,7 @@ def _apply_at_all_points(
         raise refuse("it computes with a list and what a mask selects")
 
     if not current.get().products and function.__name__ not in _CHEAP:
-        raise refuse(f"it computes {function.__name__} of what a mask selects: of fewer elements")
+        raise refuse(f"{function.__name__} of what a mask selects: NumPy computes fewer elements")
 
     def values(v: Any) -> Any:
         if isinstance(v, CompressedArray):

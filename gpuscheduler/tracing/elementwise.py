@@ -233,7 +233,7 @@ def round_array(x: TracedArray, decimals: int = 0) -> Any:
         return complex_of(round_array(x.real, decimals), round_array(x.imag, decimals), x.dtype)
     if x.dtype.kind == "b":
         if decimals:
-            raise refuse("it rounds what is true or false to decimals")
+            raise refuse("it rounds booleans to decimals")
         return scalar_if_point(x.astype(np.float16))
     if x.dtype.kind in "iu":
         if decimals >= 0:

@@ -219,7 +219,7 @@ def _select_by_mask(x: TracedArray, index: Any) -> CompressedArray | None:
     if seen.shape[axis : axis + mask.ndim] != mask.shape:
         raise IndexError(f"a mask of shape {mask.shape} for an array of shape {x.shape}")
     if mask.ndim < x.ndim and not current.get().products:
-        raise refuse("it selects along an axis by a mask: NumPy reads no more than that")
+        raise refuse("it selects along an axis by a mask: NumPy reads only what is selected")
     return CompressedArray(seen.copy(), mask.copy(), axis)
 
 

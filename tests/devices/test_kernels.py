@@ -38,7 +38,7 @@ def source():
 
 
 def words(text, arch=ARCH, fast_math=False, single=True):
-    return kernel_code._code_words(text, arch, (), fast_math, single)
+    return kernel_code._cubin_key(text, arch, (), fast_math, single)
 
 
 def test_machine_code_is_kept_from_process_to_process(folder):

@@ -573,7 +573,7 @@ def test_the_same_function_has_the_same_symbol_in_every_process():
 def test_code_of_another_function_is_another_file():
     def words(f):
         made = generate(Kernel((64,), (of(f, *lines("f8")),)))
-        return kernel_code._code_words(made.source, "sm_90", made.calls, False, True)
+        return kernel_code._cubin_key(made.source, "sm_90", made.calls, False, True)
 
     assert words(zeta) is None  # it is not known to be the same in another process
     with pytest.MonkeyPatch.context() as patch:

@@ -560,7 +560,7 @@ def test_numbers_are_counted_of_which_the_greatest_is_known(count, x):
 
 
 def test_numbers_of_which_the_greatest_is_not_known():
-    values = "how many numbers it counts depends on values"
+    values = "numbers in its bincount are not known to be from 0 to minlength - 1"
     one = INTS.ravel()
     assert reason(lambda x: np.bincount(x, minlength=9), one) == values
     assert reason(lambda x: np.bincount(x % 7), one) == values
@@ -999,7 +999,7 @@ def test_products_with_vectors(name, dtypes):
         ("multiplies matrices", np.dot, ((5, 7), (7, 3))),
         ("multiplies matrices", lambda a, b: np.einsum("ij,kj->ik", a, b), ((5, 7), (4, 7))),
         ("takes a diagonal", lambda a, b: np.einsum("ii,i->i", a, b), ((5, 5), (5,))),
-        ("not a plain one", lambda a, b: np.einsum("...j,j->...", a, b), ((5, 7), (7,))),
+        ("its einsum has", lambda a, b: np.einsum("...j,j->...", a, b), ((5, 7), (7,))),
         ("mismatch", np.matmul, ((5, 7), (6,))),
         ("mismatch", np.matmul, ((5, 1), (6,))),
         ("enough dimensions", np.matmul, ((), (6,))),

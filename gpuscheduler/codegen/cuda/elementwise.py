@@ -14,7 +14,7 @@ from .unaligned import loop_unaligned
 from .work_division import limit_blocks
 
 
-def write(body: Body) -> KernelLoops:
+def write_loops(body: Body) -> KernelLoops:
     """Write the loop of threads along the innermost axis."""
     schedule, arguments, places = body.schedule, body.arguments, body.places
     width = schedule.width
@@ -60,7 +60,7 @@ def write(body: Body) -> KernelLoops:
     return KernelLoops(lines, blocks)
 
 
-def write_unaligned(body: Body) -> KernelLoops:
+def write_unaligned_loops(body: Body) -> KernelLoops:
     """Write the loop over vectors of the output whose inputs are not aligned."""
     schedule, arguments = body.schedule, body.arguments
     m = -(-schedule.points // schedule.width)

@@ -11,8 +11,8 @@ from .loop_space import power_above
 from .statements import choose_last_block
 
 
-def write(body: Body) -> KernelLoops:
-    """Write a histogram of counts.
+def write_loops(body: Body) -> KernelLoops:
+    """Write the loops of a histogram of counts.
 
     Each block counts in shared memory, in as many copies as there is room for, so that few lanes
     of a warp want the same counter. It adds what it has to the totals. The last block leaves these
@@ -64,8 +64,8 @@ def write(body: Body) -> KernelLoops:
     return KernelLoops(lines, blocks, counters=2 + 2 * bins)
 
 
-def write_weighted(body: Body) -> KernelLoops:
-    """Write a histogram of weights.
+def write_weighted_loops(body: Body) -> KernelLoops:
+    """Write the loops of a histogram of weights.
 
     Lanes of a warp that have the same bin add up what they have, and the first of them adds that
     to a table. Each warp has a table of its own, or takes turns with others. Blocks leave their

@@ -201,16 +201,16 @@ def why_not_generated(kernel: Kernel) -> str | None:
 
 #: Templates, each with the condition on a schedule: a kernel has the first that fits.
 TEMPLATES: tuple[tuple[Callable[[Schedule], Any], Callable[[Body], KernelLoops]], ...] = (
-    (lambda s: s.kernel.is_weighted_histogram, histogram.write_weighted),
-    (lambda s: s.kernel.is_histogram, histogram.write),
-    (lambda s: s.scanning, scan.write),
-    (lambda s: s.pane is not None, tiled_windows.write),
-    (lambda s: s.sliding, window_reduction.write),
-    (lambda s: s.reducing, reduction.write),
-    (lambda s: s.kernel.picks, selection.write),
-    (lambda s: s.across >= 0, tiles.write),
-    (lambda s: s.loose, elementwise.write_unaligned),
-    (lambda s: True, elementwise.write),
+    (lambda s: s.kernel.is_weighted_histogram, histogram.write_weighted_loops),
+    (lambda s: s.kernel.is_histogram, histogram.write_loops),
+    (lambda s: s.scanning, scan.write_loops),
+    (lambda s: s.pane is not None, tiled_windows.write_loops),
+    (lambda s: s.sliding, window_reduction.write_loops),
+    (lambda s: s.reducing, reduction.write_loops),
+    (lambda s: s.kernel.picks, selection.write_loops),
+    (lambda s: s.across >= 0, tiles.write_loops),
+    (lambda s: s.loose, elementwise.write_unaligned_loops),
+    (lambda s: True, elementwise.write_loops),
 )
 
 

@@ -99,7 +99,11 @@ def make_axes(
 
 
 def find_fastest(schedule: Schedule, kept: list[int], over: list[int]) -> tuple[int, list[int]]:
-    """The axis that threads lie along, and the order of the reduced ones."""
+    """Find the axis that threads lie along, and the order of the reduced axes.
+
+    Threads lie along the axis along which most bytes of the inputs are contiguous; where several
+    are equal, along the last. The input with most elements gives the order of the reduced axes.
+    """
     shape = schedule.kernel.shape
     if not schedule.reducing:
         return (kept[-1] if kept else -1), []

@@ -42,7 +42,7 @@ class SharedRoom:
     counters: int = 0
 
 
-def write(body: Body) -> KernelLoops:
+def write_loops(body: Body) -> KernelLoops:
     """Write the loop that makes results, those beyond the core by themselves."""
     schedule, arguments, shares = body.schedule, body.arguments, SharedRoom()
     steps = schedule.steps() if schedule.across < 0 else schedule.tile_count("r")

@@ -14,8 +14,8 @@ from .statements import enclose, unroll
 from .work_division import limit_blocks
 
 
-def write(body: Body) -> KernelLoops:
-    """Scan one line after the other, or lines side by side.
+def write_loops(body: Body) -> KernelLoops:
+    """Write the loop that scans one line after the other, or lines side by side.
 
     All lanes of a warp take part in what they put together, also where they have no points.
     """

@@ -11,11 +11,12 @@ from .statements import loop_elements, unroll
 from .work_division import limit_blocks
 
 
-def write(body: Body) -> KernelLoops:
-    """Pick out what a mask selects, in order: each warp goes through so many points.
+def write_loops(body: Body) -> KernelLoops:
+    """Write the loop that picks out, in order, the elements that a mask selects.
 
-    Without values a warp counts the points at which the mask holds. With values it is told how
-    many there are up to the end of what each warp goes through.
+    Each warp has a part of the points. Two kernels are written this way. The first has the mask
+    alone, and counts what is selected in each part. The second also has the values. It gets the
+    sums of these counts up to the end of each part, and writes the values behind each other.
     """
     schedule, arguments, places = body.schedule, body.arguments, body.places
     width, c = schedule.width, schedule.count

@@ -17,8 +17,8 @@ from .window_tiles import ColumnTile
 from .work_division import limit_blocks
 
 
-def write(body: Body) -> KernelLoops:
-    """Let a block make a tile of results in shared memory, then write it."""
+def write_loops(body: Body) -> KernelLoops:
+    """Write the loop in which a block makes a tile of results in shared memory."""
     schedule, arguments, places = body.schedule, body.arguments, body.places
     pane, c, axes = schedule.pane, schedule.count, schedule.axes["k"]
     assert pane is not None

@@ -78,7 +78,7 @@ def loop_tiles(body: Body, group: str, first: str, step: str, use: Any) -> list[
     ]
 
 
-def write(body: Body) -> KernelLoops:
+def write_loops(body: Body) -> KernelLoops:
     """Write the loop over tiles: inputs lie along another axis than the outputs."""
     schedule, arguments, places = body.schedule, body.arguments, body.places
     tiles = schedule.tile_count("k")

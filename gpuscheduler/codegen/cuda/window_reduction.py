@@ -16,8 +16,8 @@ from .statements import enclose, unroll
 from .work_division import limit_blocks
 
 
-def write(body: Body) -> KernelLoops:
-    """Let each thread go along all that some results one behind the other reduce."""
+def write_loops(body: Body) -> KernelLoops:
+    """Write the loop in which each thread makes several results of overlapping windows."""
     schedule, arguments, places = body.schedule, body.arguments, body.places
     some, width, c, tree = schedule.sliding, schedule.width, schedule.count, schedule.tree
     axes, (window, *others) = schedule.axes["k"], schedule.axes["r"]

@@ -118,7 +118,7 @@ class KernelCode:
                 for made in self._write_kernels(first.program, device, ALIGNED)[1]:
                     if (made.source, single) in missing:
                         continue
-                    if self._find_code(made, arch, single) is None:
+                    if self._find_cubin(made, arch, single) is None:
                         missing[made.source, single] = made
         return [(made, single) for (_, single), made in missing.items()]
 
@@ -200,7 +200,7 @@ class KernelCode:
 
     def _cubin(self, made: KernelSource, device: int, single: bool) -> bytes:
         arch = _arch(device)
-        found = self._find_code(made, arch, single)
+        found = self._find_cubin(made, arch, single)
         if found is None:
             begin = perf_counter()
             found = compile_kernel(made.source, arch, made.calls, self.fast_math, single)
@@ -208,17 +208,17 @@ class KernelCode:
             with self._counting:
                 self.compiled += 1
             disk_cache.keep(
-                _code_words(made.source, arch, made.calls, self.fast_math, single), found
+                _cubin_key(made.source, arch, made.calls, self.fast_math, single), found
             )
             self._cubins[made.source, arch, single] = found
         return found
 
-    def _find_code(self, made: KernelSource, arch: str, single: bool) -> bytes | None:
-        """Machine code that is here, or on disk."""
+    def _find_cubin(self, made: KernelSource, arch: str, single: bool) -> bytes | None:
+        """Return a kernel's machine code from memory or the disk cache; None if in neither."""
         key = made.source, arch, single
         if key not in self._cubins:
             found = disk_cache.read(
-                _code_words(made.source, arch, made.calls, self.fast_math, single)
+                _cubin_key(made.source, arch, made.calls, self.fast_math, single)
             )
             if found is None:
                 return None
@@ -266,10 +266,10 @@ def _translate(source: str, options: tuple[str, ...], result: Callable[[Any], by
         nvrtc.destroyProgram(program)
 
 
-def _code_words(
+def _cubin_key(
     source: str, arch: str, calls: Sequence[DeviceCall], fast_math: bool, single: bool
 ) -> tuple[Any, ...] | None:
-    """What decides what machine code it becomes; None where that cannot be said."""
+    """Return the disk cache's key of a kernel; None where it calls a function that has no key."""
     words = source, arch, OPTIONS[fast_math], ONLY[single], nvrtc.getVersion()
     if not calls:
         return words

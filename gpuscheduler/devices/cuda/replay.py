@@ -310,7 +310,7 @@ class Replay:
                 out.append((place, launch.step, value, memory.events[launch.number]))
             return out, whole
         finally:
-            self._order(memory)
+            self._order_later_work(memory)
             for other, stream in before.items():
                 runtime.setDevice(other)
                 stream.use()
@@ -337,8 +337,12 @@ class Replay:
                 else:
                     order.do(memory, place)
 
-    def _order(self, memory: _ReplayMemory) -> None:
-        """What is let go of now may be in use still: what comes next is behind that."""
+    def _order_later_work(self, memory: _ReplayMemory) -> None:
+        """Have later work wait for kernels and copies that still use memory freed here.
+
+        1. The incoming stream of each device that fetches waits for the device's kernels.
+        2. The home stream of each device that is fetched from waits for these copies.
+        """
         lanes = memory.lanes
         copied = {}
         for place in self.into:

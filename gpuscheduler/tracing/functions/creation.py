@@ -72,7 +72,7 @@ def _linspace(start: Any, stop: Any, num: int, endpoint: bool = True, dtype: Any
     """`numpy.linspace`: its last point is `stop` itself."""
     parts = num - 1 if endpoint else num
     if not all(isinstance(v, int | float | np.number) for v in (start, stop)) or parts <= 0:
-        raise refuse("it spaces points between arrays")
+        raise refuse("numpy.linspace with arrays as start or stop has no expression")
     wide = np.result_type(start, stop, float(num))
     if wide != np.float64 or num < 1:
         raise refuse(f"it spaces points of type {wide}")

@@ -193,7 +193,7 @@ def _einsum(
     kwargs = {k: v for k, v in kwargs.items() if (k, v) not in USUAL}
     no_out(out, kwargs)
     if not isinstance(subscripts, str) or "." in subscripts:
-        raise refuse("its einsum is not a plain one")
+        raise refuse("its einsum has '...', or subscripts that are no string")
     given, arrow, wanted = subscripts.replace(" ", "").partition("->")
     if not arrow:
         letters = given.replace(",", "")

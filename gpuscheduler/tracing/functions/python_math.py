@@ -34,7 +34,7 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
             raise refuse(f"it calls {where} with a complex number")
         if known and current.get().beside is not None:  # no mesh, whose points are numbers
             if python not in (min, max):  # which may be an error, and changes no type
-                raise refuse(f"it makes a number of Python's by {where}")
+                raise refuse(f"{where} gives a Python number: use NumPy's function")
             if any(v.shape for v in known):
                 raise refuse(f"it calls {python.__name__} with an array")
         return own(*args, **kwargs) if known else python(*args, **kwargs)
@@ -97,12 +97,16 @@ def _maximum(a: Any, b: Any) -> Any:
 
 
 def _best_of(choose: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return what `min` or `max` becomes; `choose` is it for two values."""
+
     def find_extreme(*args: Any, **kwargs: Any) -> Any:
-        if len(args) < 2 or kwargs:
-            raise refuse("it looks for the least or greatest element one by one")
+        if kwargs:
+            raise refuse(f"it calls Python's min or max with {', '.join(kwargs)}=")
+        if len(args) < 2:
+            raise refuse("it calls Python's min or max of one array: use .min() or .max()")
         types = {a.dtype for a in args if isinstance(a, TracedArray)}
         if current.get().beside is not None and types != {result_type(*args)}:
-            raise refuse("it looks for the least or greatest of values of several types")
+            raise refuse("it calls Python's min or max of values of several types")
         return scalar_if_point(functools.reduce(choose, args))
 
     return find_extreme

@@ -208,7 +208,7 @@ def accumulate_ufunc(
     value: TracedArray = x.astype(check_dtype(dtype))
     axis = normalize_axis_index(axis, x.ndim)
     if parts(x.shape, axis) is None:
-        raise refuse(f"it accumulates along {x.shape[axis]:,} elements: no equal parts share that")
+        raise refuse(f"it accumulates along {x.shape[axis]:,} elements: no cut into equal parts")
     if x.shape[axis] == 1 or not x.size:
         return value
     return scan(ACCUMULATED[name], value, axis, value.dtype)

@@ -33,7 +33,7 @@ def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> TracedArray:
         raise refuse(f"it counts {x.dtype} of shape {x.shape}")
     least, most = integer_bounds(x._expr)
     if least < 0 or most >= length:
-        raise refuse("how many numbers it counts depends on values")
+        raise refuse("numbers in its bincount are not known to be from 0 to minlength - 1")
     if weights is None or not x.size:  # of nothing NumPy gives counts
         return count_numbers(x.astype(np.int64), length)
     return weigh_numbers(x.astype(np.int64), length, weights)
@@ -126,7 +126,7 @@ def _checked_table(table: Any, what: str) -> Any:
 def _trace_searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
     on_gpus("it searches in an array")
     if sorter is not None or side not in ("left", "right"):
-        raise refuse("its search in an array is not a plain one")
+        raise refuse("searchsorted with sorter= has no expression")
     table, v = _checked_table(a, "it searches in"), as_traced(v)
     if v.dtype.kind not in "iuf":
         raise refuse(f"it searches for {v.dtype}")
@@ -180,7 +180,7 @@ def _interp(
     on_gpus("it interpolates in a table")
     x = as_traced(x)
     if period is not None or any(isinstance(v, TracedArray) for v in (left, right)):
-        raise refuse("its interpolation is not a plain one")
+        raise refuse("numpy.interp with period=, or arrays as left= or right=, has no expression")
     xp, fp = _checked_table(xp, "it interpolates at"), _checked_table(fp, "it interpolates in")
     if x.dtype.kind not in "iufb" or xp.shape != fp.shape or not xp.size:
         raise refuse(f"it interpolates in {xp.shape} points that have {fp.shape} values")

@@ -491,7 +491,7 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
 def _piecewise(x: Any, conditions: Any, functions: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     x = as_traced(x)
     if not isinstance(conditions, list | tuple) or any(np.shape(c) != x.shape for c in conditions):
-        raise refuse("it has no list of conditions of its own shape")
+        raise refuse("the conditions of its piecewise are no list of arrays of its shape")
     conditions = [as_traced(c).astype(bool) for c in conditions]
     if len(conditions) == len(functions) - 1:  # otherwise
         conditions.append(~functools.reduce(np.logical_or, conditions))

@@ -40,6 +40,8 @@ ORTHONORMAL = 4
 FEWEST_COLUMNS, LEAST_ASPECT = 32, 4
 #: Columns that are substituted together: by a product with the inverse of their diagonal block.
 TOGETHER = 128
+#: Columns of a product with an upper triangle that are computed without what is zero for them.
+SKIPPED = 256
 #: Elements of single precision that are converted together for a Gram matrix.
 PIECE = 2**23
 #: The unit roundoff of Gram matrices.
@@ -247,23 +249,51 @@ def apply_factor(x: Any, factor: Factor) -> Any:
     if how in ("keep", "failed"):
         return x
     if how == "inverse":
-        return x @ factor["factor"].astype(x.dtype)
+        return multiply_upper(x, in_rows(factor["factor"], x.dtype))
     return solve_rows(x, factor)
 
 
-def solve_rows(x: Any, factor: Factor) -> Any:
-    """Return y with y @ factor = x, by substitution of some columns at a time."""
-    xp = array_module(x)
-    upper, ends = factor["factor"].astype(x.dtype), _column_ends(x.shape[1])
+def multiply_upper(x: Any, upper: Any) -> Any:
+    """Return x @ upper for an upper triangle, of which zeros are left out where that pays."""
+    xp, n = array_module(x), x.shape[1]
+    down, along = x.strides
+    if xp is np or n < 2 * SKIPPED or along != x.itemsize or down < n * along:
+        return x @ upper
     y = xp.empty(x.shape, x.dtype)
-    for inverse, begin, end in zip(factor["inverses"], ends, ends[1:], strict=False):
-        piece = x[:, begin:end]
-        if begin:
-            piece = subtract_product(piece, y[:, :begin], upper[:begin, begin:end])
+    for begin in range(0, n, SKIPPED):
+        end = min(begin + SKIPPED, n)
+        _multiply_parts(y[:, begin:end], x[:, :end], upper[:end, begin:end])
+    return y
+
+
+def solve_rows(x: Any, factor: Factor) -> Any:
+    """Return y with y @ factor = x, by substitution of some columns at a time.
+
+    Half of the columns are solved, their products are taken from the other half, and that is
+    solved: so most products are large ones.
+    """
+    xp = array_module(x)
+    upper, ends = in_rows(factor["factor"], x.dtype), _column_ends(x.shape[1])
+    rest, y = xp.array(x, order="C"), xp.empty(x.shape, x.dtype)
+
+    def solve_groups(first: int, last: int) -> None:
+        begin, end = ends[first], ends[last]
+        if last - first > 1:
+            half = (first + last) // 2
+            middle = ends[half]
+            solve_groups(first, half)
+            solved = y[:, begin:middle]
+            _multiply_parts(rest[:, middle:end], solved, upper[begin:middle, middle:end], True)
+            solve_groups(half, last)
+            return
+        inverse, piece = factor["inverses"][first], rest[:, begin:end]
         if inverse is None:
             y[:, begin:end] = _solve(upper[begin:end, begin:end], piece.T, trans=1).T
         else:
-            y[:, begin:end] = piece @ inverse.astype(x.dtype)
+            _multiply_parts(y[:, begin:end], piece, in_rows(inverse, x.dtype))
+
+    if len(ends) > 1:
+        solve_groups(0, len(ends) - 1)
     return y
 
 
@@ -272,24 +302,28 @@ def _column_ends(n: int) -> list[int]:
     return [*range(0, n, TOGETHER), n] if n else [0]
 
 
-def subtract_product(c: Any, a: Any, b: Any) -> Any:
-    """Return c - a @ b, for parts of matrices whose rows are without gaps."""
-    xp = array_module(c)
-    strides = [m.strides for m in (a, b)]
-    if xp is np or any(s[1] != c.itemsize for s in strides):
-        return c - a @ b
+def in_rows(m: Any, dtype: Any) -> Any:
+    """Return a matrix of a factor as its products need it: of this dtype, without gaps."""
+    return array_module(m).ascontiguousarray(m, dtype)
+
+
+def _multiply_parts(out: Any, a: Any, b: Any, subtract: bool = False) -> None:
+    """Set out to a @ b, or take that from it, for parts of matrices whose rows are without gaps."""
+    xp, dtype, size = array_module(out), out.dtype, out.itemsize
+    if xp is np:
+        out[...] = out - a @ b if subtract else a @ b
+        return
+    if not out.size:
+        return
     # CuPy would copy parts of matrices first; cuBLAS takes them as they are, along columns first
-    out = xp.array(c, order="C")
-    cublas, dtype = xp.cuda.cublas, c.dtype
-    multiply = getattr(cublas, GEMM[dtype.char])
-    minus, one = np.full((), -1, dtype), np.ones((), dtype)
+    multiply = getattr(xp.cuda.cublas, GEMM[dtype.char])
+    alpha, beta = np.full((), -1 if subtract else 1, dtype), np.full((), subtract, dtype)
     (rows, inner), columns = a.shape, b.shape[1]
     multiply(
-        xp.cuda.get_cublas_handle(), 0, 0, columns, rows, inner, minus.ctypes.data, b.data.ptr,
-        strides[1][0] // c.itemsize, a.data.ptr, strides[0][0] // c.itemsize, one.ctypes.data,
-        out.data.ptr, columns,
+        xp.cuda.get_cublas_handle(), 0, 0, columns, rows, inner, alpha.ctypes.data, b.data.ptr,
+        b.strides[0] // size, a.data.ptr, a.strides[0] // size, beta.ctypes.data, out.data.ptr,
+        out.strides[0] // size,
     )  # fmt: skip
-    return out
 
 
 def invert_upper(upper: Any) -> Any:
@@ -343,6 +377,7 @@ def _with_positive_diagonal(xp: Any, q: Any, r: Any) -> tuple[Any, Any]:
 def _choose(xp: Any, upper: Any) -> Multiplier:
     """Return "inverse" and the inverse where that is accurate, else "solve" and the matrix.
 
+    Both are in rows, also where the library has made columns: each block would turn them again.
     With the inverse, ‖x - QR‖ grows with the condition of R: it must be small beside n·√n. In a
     substitution, that is so for the condition of each diagonal block. Substitution by the library,
     for blocks whose condition is larger, takes several times as long on GPUs.
@@ -358,13 +393,13 @@ def _choose(xp: Any, upper: Any) -> Multiplier:
     sizes = _read_numbers(xp, *[xp.linalg.norm(m) for pair in pairs for m in pair])
     good = [a * b <= 8 * n for a, b in zip(sizes[::2], sizes[1::2], strict=True)]
     if good[0]:
-        return {"how": "inverse", "factor": inverse}
+        return {"how": "inverse", "factor": xp.ascontiguousarray(inverse)}
     branches.append("solve" if all(good[1:]) else "solve by the library")
     inverses = [
         xp.ascontiguousarray(m) if fine else None
         for (_, m), fine in zip(pairs[1:], good[1:], strict=True)
     ]
-    return {"how": "solve", "factor": upper, "inverses": inverses}
+    return {"how": "solve", "factor": xp.ascontiguousarray(upper), "inverses": inverses}
 
 
 def _failed_factor(why: str, before: Factor | None, unit: float) -> Factor:

@@ -72,6 +72,21 @@ def test_a_bad_diagonal_block_is_solved_by_the_library_alone(monkeypatch):
     assert [i is None for i in factor["inverses"]] == [False, True] + 4 * [False]
 
 
+@pytest.mark.parametrize("condition", [2, 1e6, 1e10])
+def test_factors_are_in_rows(condition, monkeypatch):
+    """Each block would turn them again, and parts of them would be copied."""
+    monkeypatch.setattr(tall_kernel, "TOGETHER", 16)
+    x = tall_matrix(2000, 40, condition)
+    factor = start_factor(make_gram(x), 2.0**-53)
+    for _ in range(2):
+        assert factor["factor"].flags.c_contiguous
+        assert all(i is None or i.flags.c_contiguous for i in factor.get("inverses", []))
+        x = apply_factor(x, factor)
+        factor = next_factor(make_gram(x), factor)
+        if factor["how"] == "keep":
+            break
+
+
 def adversaries():
     x = tall_matrix(1200, 40, 10)
     equal, zero, huge, random = x.copy(), x.copy(), x.copy(), np.random.default_rng(1)

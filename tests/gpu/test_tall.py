@@ -91,6 +91,15 @@ def test_a_block_is_substituted_in_pieces(dtype, bad, monkeypatch):
     assert ("solve by the library" if bad else "solve") in tall_kernel.branches
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("condition", [10, 1e10])
+def test_zeros_of_upper_triangles_are_skipped(condition, dtype, monkeypatch):
+    monkeypatch.setattr(tall_kernel, "SKIPPED", 16)
+    x = tall_matrix(2000, 70, condition, dtype)
+    check(x, *tall_qr(cupy.asarray(x)))
+    check(x, *tall_qr(cupy.asarray(x, order="F")))
+
+
 @pytest.mark.parametrize("order", "CF")
 def test_however_a_block_is_stored(order):
     x = tall_matrix(1000, 40, 1e10)

@@ -62,7 +62,7 @@ def _launch(left: Any, right: Any, stored: Any, turned: bool) -> Any:
     even = stored.data.ptr % 16 == 0 and pitch % 16 == 0
     length, inner = left.shape
     kernel, threads, blocks, share = make_geometry(turned, length, inner, processors)
-    source = make_source(left.dtype, right.dtype.char, columns, even, capability)
+    source = make_source(kernel, left.dtype, right.dtype.char, columns, even, capability)
     function = _function(device, source, kernel)
     out = cupy.empty((blocks[1], length, columns))
     down, along = (n // right.itemsize for n in right.strides)

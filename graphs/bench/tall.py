@@ -209,11 +209,12 @@ def skinny(cupy: Any, m: int, n: int, k: int, wait: Any, bar: float | None) -> b
             met &= show(f"uint8 {name}, {k} columns", times, bar if name == "x @ w" else None)
     w, y = w.compute(), y.blocks[0].compute()
     for depth in (1, 2, 4):  # which instruction of the tensor cores is the fastest
-        cuda_text.DEPTH, before = depth, cuda_text.DEPTH
+        before = cuda_text.DEPTHS
+        cuda_text.DEPTHS = dict.fromkeys(before, depth)
         for name, left, right in (("x @ w", parts[0], w), ("x.T @ y", parts[0].T, y)):
             took = in_turns({"ours": partial(multiply_skinny, left, right)}, wait, RUNS)["ours"]
             print(f"  one block of {name}, fragments of depth {depth}: {took * 1e3:.2f} ms")
-        cuda_text.DEPTH = before
+        cuda_text.DEPTHS = before
     return met
 
 

@@ -100,7 +100,7 @@ def on_host(folder, source, geometry, left, right):
 def test_kernels_multiply(
     tmp_path, monkeypatch, dtype, factor, length, inner, columns, depth, even, turned
 ):
-    monkeypatch.setattr(skinny, "DEPTH", depth)
+    monkeypatch.setattr(skinny, "DEPTHS", dict.fromkeys(skinny.DEPTHS, depth))
     rng = np.random.default_rng(0)
     kind = np.dtype(dtype)
     shape = (inner, length) if turned else (length, inner)
@@ -116,7 +116,8 @@ def test_kernels_multiply(
     left = stored.T if turned else stored
     right = rng.standard_normal((columns, inner)).astype(factor).T  # along columns in memory
     geometry = make_geometry(turned, length, inner, 1)
-    source = make_source(kind, factor, columns, even and room.ctypes.data % 16 == 0, 90)
+    aligned = even and room.ctypes.data % 16 == 0
+    source = make_source(geometry.kernel, kind, factor, columns, aligned, 90)
     parts = on_host(tmp_path, source, geometry, left, right)
     want = left.astype("f8") @ right.astype("f8")
     np.testing.assert_allclose(parts.sum(axis=0), want, rtol=1e-11, atol=1e-9)

@@ -45,6 +45,11 @@ class Coverage:
         self.on_gpus = self.touched = self.runs = self.gpu_runs = 0
         self.reason = ""
 
+    def numbers(self) -> dict[str, int]:
+        """What it has counted, as a new one can be made of it."""
+        names = "on_gpus", "touched", "runs", "gpu_runs"
+        return {name: getattr(self, name) for name in names}
+
     def add_runs(self) -> None:
         """Add the runs since the last time; it is no part of them, so it costs them nothing."""
         while self._new:

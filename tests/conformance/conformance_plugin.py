@@ -71,6 +71,7 @@ NOT_FUSED = {
     "test_array_cumreduction_axis[blelloch-None-True-cumprod]": "expects a warning of NumPy's",
     "test_array_cumreduction_axis[blelloch-None-False-nancumprod]": "expects a warning of NumPy's",
     "test_array_cumreduction_axis[blelloch-None-True-nancumprod]": "expects a warning of NumPy's",
+    "test_svd_compressed_compute[power]": "expects the bits of a vector of the singular value 0",
 }
 
 # ... and those that ask the stand-in for CUDA for what it has not.
@@ -109,6 +110,7 @@ class Under:
         self.calls = 0
         self.errors = 0
         self.graph_types: Counter[str] = Counter()
+        self.coverage: Any = None  # the bytes that GPUs touch, where NumPy's arrays are on them
         self._lock = threading.Lock()
 
     def count(self, dsk: Any, failed: bool) -> None:
@@ -116,9 +118,14 @@ class Under:
             self.calls += 1
             self.errors += failed
             self.graph_types[type(dsk).__name__] += 1
+            if self.coverage is not None:
+                self.coverage.add_runs()
 
     def counts(self) -> dict[str, Any]:
-        return {"calls": self.calls, "errors": self.errors, "graph_types": dict(self.graph_types)}
+        return {
+            "calls": self.calls, "errors": self.errors, "graph_types": dict(self.graph_types),
+            "coverage": {} if self.coverage is None else self.coverage.numbers(),
+        }  # fmt: skip
 
 
 under_test = Under()
@@ -173,8 +180,10 @@ def force(spec: str) -> None:
 
     # Dask cuts the frames of these files out of a user's traceback; the frame of `get` above is
     # the harness's own, so it goes too. A scheduler has to see to its own frames.
-    shortened = dask.config.get("admin.traceback.shorten")
-    dask.config.set({"admin.traceback.shorten": [*shortened, re.escape(__file__)]})
+    shortened = [*dask.config.get("admin.traceback.shorten"), re.escape(__file__)]
+    if under_test.coverage is not None:
+        shortened.append(re.escape(importlib.import_module("graphs.bench.coverage").__file__))
+    dask.config.set({"admin.traceback.shorten": shortened})
 
 
 def fuse_all() -> None:
@@ -205,7 +214,7 @@ def hide_cupy() -> None:
         sys.modules[module] = None  # type: ignore[assignment]
 
 
-#: Set by run.py: NumPy's arrays are computed on the stand-in for CUDA.
+#: Set by run.py to the option `numpy`: NumPy's arrays are computed on the stand-in for CUDA.
 NUMPY_ON_GPUS = "CONFORMANCE_NUMPY_ON_GPUS"
 
 # On import, because that is before any other plugin: zarr is one, and imports CuPy when it can.
@@ -213,15 +222,22 @@ if not cuda_devices() and NUMPY_ON_GPUS not in os.environ:
     hide_cupy()
 
 
-def numpy_on_gpus() -> None:
-    """Compute NumPy's arrays on two devices of the stand-in, whose kernels NumPy evaluates."""
+def numpy_on_gpus(mode: str) -> None:
+    """Compute NumPy's arrays on two devices of the stand-in, whose kernels NumPy evaluates.
+
+    With the mode "auto" a coin says where each plan runs, whatever it costs.
+    """
     import dask
 
+    from graphs.bench.coverage import Coverage
     from tests.support import interpreted_kernels
 
     interpreted_kernels.install()
-    options = {"devices": "cuda:0,0", "numpy": "gpu"}
+    options = {"devices": "cuda:0,0", "numpy": mode}
     dask.config.set({f"gpuscheduler.{name}": value for name, value in options.items()})
+    if mode == "auto":
+        interpreted_kernels.flip_coins()
+    under_test.coverage = Coverage().__enter__()  # until the process ends
 
 
 def test_name(item: pytest.Item) -> str:
@@ -274,8 +290,11 @@ class Outcomes:
     def pytest_sessionfinish(self) -> None:
         processes = [*self.processes, under_test.counts()]
         types: Counter[str] = Counter()
+        found = under_test.coverage
+        coverage: Counter[str] = Counter()
         for counts in processes:
             types.update(counts["graph_types"])
+            coverage.update(counts["coverage"])
         self.path.write_text(
             json.dumps(
                 {
@@ -285,6 +304,7 @@ class Outcomes:
                     "calls": sum(counts["calls"] for counts in processes),
                     "errors": sum(counts["errors"] for counts in processes),
                     "graph_types": dict(types.most_common()),
+                    "coverage": "" if found is None else str(type(found)(**coverage)),
                 }
             )
         )
@@ -303,7 +323,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     known = early_config.known_args_namespace
     if NUMPY_ON_GPUS in os.environ:
-        numpy_on_gpus()
+        numpy_on_gpus(os.environ[NUMPY_ON_GPUS])
     force(known.conformance_scheduler)
     if known.conformance_fuse_all:
         fuse_all()

@@ -104,6 +104,7 @@ class Run:
     calls: int  # of the scheduler under test
     errors: int  # calls that raised, as many tests ask for
     graph_types: dict[str, int]
+    coverage: str = ""  # what GPUs touched, in words, of targets with NumPy's arrays on them
 
     @property
     def problem(self) -> str | None:
@@ -160,7 +161,7 @@ def run_target(target: str, options: argparse.Namespace, pytest_args: Sequence[s
         more = {}
         if target in ON_GPUS:
             paths.insert(0, str(ROOT / "tests" / "support" / "fake_cuda"))
-            more["CONFORMANCE_NUMPY_ON_GPUS"] = "1"
+            more["CONFORMANCE_NUMPY_ON_GPUS"] = options.numpy
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in paths if p)} | more
         started = time.perf_counter()
         done = subprocess.run(command, cwd=folder, env=environment, check=False)
@@ -176,6 +177,7 @@ def run_target(target: str, options: argparse.Namespace, pytest_args: Sequence[s
         calls=said.get("calls", 0),
         errors=said.get("errors", 0),
         graph_types=said.get("graph_types", {}),
+        coverage=said.get("coverage", ""),
     )
 
 
@@ -195,6 +197,8 @@ def describe(run: Run) -> str:
     if run.graph_types:
         types = ", ".join(f"{count} {name}" for name, count in run.graph_types.items())
         lines.append(f"  graphs: {types}")
+    if run.coverage:
+        lines.append(f"  {run.coverage}")
     for name, outcome in run.known.items():
         listed = "known failure, as listed" if outcome == "failed" else "listed, and passed here"
         lines.append(f"  {listed}: {name}")
@@ -219,6 +223,10 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     parser.add_argument(
         "--fuse-all", action="store_true", help="make programs of tasks however small they are"
     )
+    parser.add_argument(
+        "--numpy", choices=("gpu", "auto", "host"), default="gpu",
+        help="where the targets ...-gpu compute; auto flips a coin for each plan",
+    )  # fmt: skip
     options, pytest_args = parser.parse_known_args(arguments)
     if options.gpu and options.target != "array":
         parser.error("only the target array has tests marked gpu")

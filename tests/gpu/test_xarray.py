@@ -3,7 +3,6 @@
 On the stand-in for CUDA NumPy evaluates the kernels: there are many, and each would be compiled.
 """
 
-import random
 import warnings
 
 import numpy as np
@@ -45,12 +44,9 @@ def scheduler(request):
     devices, numpy = request.param
     with pytest.MonkeyPatch.context() as patch:
         if numpy == "auto":  # each computation goes one way or the other
-            coin = random.Random(0)
-            for name in ("LEAST_BYTES", "LEAST_BLOCK", "LEAST_SECONDS"):
-                patch.setattr(choice, name, 0)
-            patch.setattr(choice, "MOST_CALLED", 2**40)
-            patch.setattr(choice.GpuWork, "seconds", lambda *_: coin.random())
-            patch.setattr(choice.HostWork, "seconds", lambda *_: coin.random())
+            from tests.support import interpreted_kernels
+
+            interpreted_kernels.flip_coins(patch.setattr)
         with (
             gpuscheduler.Scheduler(devices, numpy=numpy, check=True) as s,
             dask.config.set({"array.backend": "numpy"}),

@@ -6,6 +6,7 @@ whole test suites run in minutes where there is neither a GPU nor a C++ compiler
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from gpuscheduler.devices.cuda import kernel_code, kernels
 from gpuscheduler.devices.cuda.hardware import CudaHardware
+from gpuscheduler.pipeline import choice
 from gpuscheduler.pipeline.numpy_arrays import NumpyArrays
 from gpuscheduler.values import map_leaves
 
@@ -66,3 +68,13 @@ def install(put: Callable[[Any, str, Any], None] = _put) -> None:
     put(made, "copy", lambda *_: False)  # of many blocks at once: they are copied one by one
     put(NumpyArrays, "_warn_of_calls", lambda *_: None)  # some tests expect no warning
     put(CudaHardware, "can_replay", lambda *_: False)  # a tape launches kernels by their addresses
+
+
+def flip_coins(put: Callable[[Any, str, Any], None] = _put) -> None:
+    """With `numpy="auto"`, have a coin say whether GPUs or the host run a plan, of any size."""
+    coin = random.Random(0)
+    for name in ("LEAST_BYTES", "LEAST_BLOCK", "LEAST_SECONDS"):
+        put(choice, name, 0)
+    put(choice, "MOST_CALLED", 2**40)
+    put(choice.GpuWork, "seconds", lambda *_: coin.random())
+    put(choice.HostWork, "seconds", lambda *_: coin.random())

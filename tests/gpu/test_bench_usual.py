@@ -33,7 +33,7 @@ def test_it_compares_and_says_where(monkeypatch, capsys, tmp_path):
     rows = ["elementwise: a \\+ 1$", "programs: (arithmetic|dates|bins)$", "files: npy stack"]
     run(
         monkeypatch, "1", "--scheduler", "cuda:0", "--numpy", "gpu", "--only", "|".join(rows),
-        "--seconds", "500", "--worst", "1", "--csv", str(tmp_path / "rows.csv"),
+        "--seconds", "500", "--ahead", "2", "--worst", "1", "--csv", str(tmp_path / "rows.csv"),
     )  # fmt: skip
     out = capsys.readouterr().out
     assert "5 of 5 expressions, 0 above 1.2, 0 with other values" in out

@@ -94,10 +94,10 @@ def test_a_stream_that_nobody_has_goes_when_its_work_is_over():
         races(lambda: y + 1, "read", "written")
     runtime.deviceSynchronize()
     np.testing.assert_array_equal(to, np.arange(100))
-    before = len(fake.every_stream())
+    before, made = len(fake.every_stream()), []
     for _ in range(10):
         with Stream(non_blocking=True) as c:
-            y = x + 1
+            made.append(x + 1)
             b.wait_event(c.record())
     b.synchronize()
     del c
@@ -105,6 +105,20 @@ def test_a_stream_that_nobody_has_goes_when_its_work_is_over():
     b.record()
     assert list(b.clock) == [b.number]
     assert len(fake.every_stream()) <= before
+
+
+def test_a_stream_gets_the_handle_of_one_that_is_gone_and_its_memory():
+    """Before its work is over: so it is with CUDA and CuPy."""
+    x = cupy.arange(100, dtype=np.uint8)
+    runtime.deviceSynchronize()
+    with Stream(non_blocking=True) as a:
+        y = x + 1
+    handle = a.ptr
+    del a, y
+    b = Stream(non_blocking=True)
+    assert b.ptr == handle
+    with b:
+        races(lambda: x + 1, "written", "written")
 
 
 def test_what_comes_from_the_host_stays_until_it_is_there():

@@ -583,3 +583,48 @@ def test_leaving_a_stream_makes_the_one_entered_before_current():
         with other:
             assert cupy.cuda.get_current_stream() == other
         assert cupy.cuda.get_current_stream() == entered
+
+
+class OwnStreams:
+    """A source that reads on streams of its own, which nobody else has."""
+
+    shape, dtype, ndim = (64, 64), np.dtype("f8"), 2
+    data = np.random.default_rng(5).random(shape)
+
+    def __getitem__(self, where):
+        return double_on_own_stream(self.data[where])
+
+
+def double_on_own_stream(block):
+    """Of which what is sent goes back to the stream's pool while a kernel reads it."""
+    Stream(non_blocking=True).use()
+    sent = cupy.asarray(block)
+    return (sent + sent)[:, ::-1] + 0
+
+
+def refuse_and_double(block):
+    """Which CuPy refuses, and the host computes."""
+    return double_on_own_stream(np.random.default_rng(0).permuted(block[None], axis=0)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*runs on the host:RuntimeWarning")
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0", "cuda:0,1"])
+@pytest.mark.parametrize("made", ["task", "refused", "source"])
+def test_streams_that_tasks_leave_to_nobody(made, devices):
+    """CUDA gives their handles to the next ones at once, and CuPy's pool their memory."""
+    if "1" in devices and runtime.getDeviceCount() < 2:
+        pytest.skip("it takes two devices")
+    a, meta = OwnStreams.data, cupy.empty((0, 0))
+    want = np.concatenate([2 * a[:, n : n + 16][:, ::-1] for n in range(0, 64, 16)], axis=1)
+    with gpuscheduler.Scheduler(devices):
+        x = da.from_array(a, chunks=(8, 16))
+        if made == "task":
+            y = x.map_blocks(double_on_own_stream, meta=meta)
+        elif made == "refused":
+            x = x.map_blocks(cupy.asarray, meta=meta).persist()
+            y = x.map_blocks(refuse_and_double, meta=meta)
+        else:
+            y = da.from_array(OwnStreams(), chunks=(8, 16), asarray=False, meta=meta)
+        y, want = (y * 3).sum(axis=1), (want * 3).sum(axis=1)
+        for _ in range(4):
+            np.testing.assert_allclose(cupy.asnumpy(y.compute()), want, rtol=1e-13)

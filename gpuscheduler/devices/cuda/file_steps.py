@@ -9,7 +9,7 @@ from typing import Any
 
 import cupy
 import numpy as np
-from cupy.cuda import Device, Event, runtime
+from cupy.cuda import Device, Event, Stream, runtime
 
 from ...errors import Interrupted, PlanError
 from ...frontend.files import target_name
@@ -113,7 +113,7 @@ class FileSteps:
             value = step.task(step.values(lambda j: self._bring_home(lane, run.held[place][j])))
             del home
             if any(isinstance(v, cupy.ndarray) for v in deep_leaves(value)):  # of a source
-                cupy.cuda.get_current_stream().synchronize()
+                value = self._collect_from_source(lane, value)
             if step.sent:
                 sent = self._send(lane, i, value)
                 del value, come
@@ -127,6 +127,17 @@ class FileSteps:
                 run.events.put([NoRoom(i, place, max(1, step.nbytes))])
             else:
                 run.events.put([Failed(i, error)])
+
+    def _collect_from_source(self, lane: DeviceLane, value: Any) -> Any:
+        """A source's arrays of the device, made; memory of a stream of its own is copied."""
+        stream = cupy.cuda.get_current_stream()
+        stream.synchronize()
+        if not stream.ptr:
+            return value
+        value = lane.collect_value(value)
+        lane.home.synchronize()  # lanes of other devices may read the copy at once
+        Stream.null.use()
+        return value
 
     def _refuse_store_to_copy(self, step: Step, place: int) -> None:
         """Raise `PlanError` where a step would store to a copy of a GPU's array.

@@ -59,7 +59,7 @@ def compute_on_host(
     device, where the host cannot compute it either.
     """
     if members := members_of(task):
-        return tuple([compute_on_host(member, values, error, bring) for member in members])
+        return tuple([compute_on_host(m, values, error, bring, collect) for m in members])
     task = original_of(task)
     with OwnCode():
         there = move_to_host(task, values, error is not None, bring)

@@ -92,13 +92,17 @@ class DeviceLane:
         """Make the device and its home stream current, behind the current stream's work.
 
         A task may have chosen another device or stream. Returns whether it chose another stream.
+        That one lives until its work is over: CUDA gives the handle of a destroyed stream to the
+        next one at once, which then gets, from CuPy's pool, memory that this work still uses.
         """
         if runtime.getDevice() != self.device:
             Device(self.device).use()
         current = cupy.cuda.get_current_stream()
         if current.ptr == self.home.ptr:
             return False
-        self.home.wait_event(self.mark(current))
+        done = self.mark(current)
+        self.home.wait_event(done)
+        self.later.append(([done], current))
         self.home.use()
         return True
 

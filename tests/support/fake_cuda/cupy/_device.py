@@ -33,6 +33,10 @@ chance = random.Random(0)
 races: list[str] = []  # what tests look at, for a thread may swallow what is raised in it
 completed: dict[int, int] = {}  # stream -> how much of its work the host knows to be over
 streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()
+handles: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()
+free_handles: list[
+    int
+] = []  # of streams that nobody has any more, whether their work is over or not
 events: "weakref.WeakValueDictionary[int, Event]" = weakref.WeakValueDictionary()
 left: dict[int, "Stream"] = {}  # which nobody has any more, with work that may be under way
 numbers = itertools.count()
@@ -114,8 +118,10 @@ class Stream(Timed):
         with lock:
             self.device_id = here.device
             self.number = next(numbers)
-            self.ptr = FIRST + 16 * self.number if ptr is None else ptr
-            streams[self.number] = self
+            if ptr is None:  # CUDA gives a handle again before the work of its last stream is over
+                ptr = free_handles.pop() if free_handles else FIRST + 16 * self.number
+            self.ptr = ptr
+            streams[self.number] = handles[ptr] = self
             self.clock = {self.number: 0}
             self.pending = []  # (count, address, bytes, keep): to pinned memory
             self.sources = []  # (count, address, bytes): from pinned memory
@@ -126,6 +132,8 @@ class Stream(Timed):
         with lock:
             if completed.get(self.number, 0) < self.clock[self.number]:
                 left[self.number] = self
+            if self.ptr >= FIRST:
+                free_handles.append(self.ptr)
 
     def __eq__(self, other):
         return isinstance(other, Stream) and self.number == other.number
@@ -437,7 +445,10 @@ class OutOfMemoryError(MemoryError):
 
 
 class Pool:
-    """Of one device: what was let go of is used again on the same stream, the latest first."""
+    """Of one device: what was let go of is used again on the same stream, the latest first.
+
+    As in CuPy, the same stream is one with the same handle.
+    """
 
     def __init__(self, device):
         self.device = device
@@ -449,7 +460,7 @@ class Pool:
         size = max(512, -(-nbytes // 512) * 512)
         with lock:
             stream = current_stream(self.device)
-            kept = self.free.setdefault(stream.number, [])
+            kept = self.free.setdefault(stream.ptr, [])
             fitting = [m for m in kept if size <= m.size <= 2 * size]
             if fitting:
                 kept.remove(fitting[-1])
@@ -462,7 +473,7 @@ class Pool:
                 raise OutOfMemoryError(size, self.held, most)
             self.held += size
             self.used += size
-            return Pooled(Memory(size, self.device, stream.number), self, size, fresh=True)
+            return Pooled(Memory(size, self.device, stream.ptr), self, size, fresh=True)
 
     def back(self, memory, size):
         with lock:
@@ -471,11 +482,13 @@ class Pool:
 
     def free_all_blocks(self):
         with lock:
-            for number, kept in self.free.items():
+            for handle, kept in self.free.items():
                 for memory in kept:
                     # giving memory back to the driver waits for the device
-                    for n in (number, *memory.reads, *(memory.written or ())[:1]):
-                        if (stream := of_number(n)) is not None:
+                    users = [of_number(n) for n in (*memory.reads, *(memory.written or ())[:1])]
+                    owners = [s for s in every_stream() if s.ptr == handle]
+                    for stream in (*owners, *users):
+                        if stream is not None:
                             finish(stream.clock)
                     self.held -= memory.size
                     unregister(memory)

@@ -67,7 +67,7 @@ def deviceEnablePeerAccess(peer):
 def _stream(ptr):
     if not ptr:
         return d.null()
-    return d.streams[(ptr - d.FIRST) // 16]
+    return d.handles[ptr]
 
 
 def memcpy(to, source, nbytes, kind):

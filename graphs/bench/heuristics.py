@@ -71,6 +71,13 @@ def differences(x: Any) -> Any:
     return np.concatenate([down[:, 1:], x[:, :1]], 1)
 
 
+def costly(x: Any) -> Any:
+    x = x[:, 1:] + x[:, :-1]
+    for _ in range(8):
+        x = np.abs(x) ** 0.3 + np.sin(x)
+    return x
+
+
 def histogram(x: Any) -> Any:
     return np.histogram(x, 100, (0, 10))[0]
 
@@ -90,7 +97,11 @@ CASES = (
     Case("LANES", 32, lambda x: x.sum(0)),
     Case("DEEP_TIMES", 4, lambda x: x.sum(0), columns=8191),
     Case("COLUMN_BLOCKS", 1, lambda x: x.sum(0)),
+    Case("EMPTY_PART", 1, lambda x: x.sum(0), columns=2**16),
+    Case("EMPTY_PART", 1, lambda x: x.var(0), columns=2**16),
     Case("MANY_COLUMNS", NEVER, lambda x: x.var(0), columns=2**16),
+    Case("MANY_COST", NEVER, lambda x: np.exp(np.sin(x)).var(0), columns=2**16),
+    Case("FLIGHT_COST", NEVER, lambda x: np.exp(np.sin(x)).sum(keepdims=True)),
     Case("WIDE_STEPS", NEVER, lambda x: x.sum(1), rows=64),
     Case("HEAVY", NEVER, black_scholes.apply, 3),
     Case("HEAVY", NEVER, black_scholes.apply, 3, rows=512),
@@ -101,6 +112,7 @@ CASES = (
     Case("LOOSE_LEAST", NEVER, lambda x: x[:, 1:] - x[:, :-1]),
     Case("MANY_STEPS", NEVER, lambda x: (neighbours(x) ** 2).sum(keepdims=True)),
     Case("OFTEN", NEVER, lambda x: sum(x[:, n : n - 8] for n in range(8)).sum(keepdims=True)),
+    Case("LOOSE_COST", NEVER, costly),
     Case("BESIDE", 0, neighbours),
     Case("FEW_BYTES", 0, lambda x: differences(x).sum(0)),
     Case("MOST_COPIES", 0, histogram),

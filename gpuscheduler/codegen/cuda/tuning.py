@@ -44,6 +44,9 @@ BOUNDARY_WAVES = 4
 #: Blocks per multiprocessor that share the results of columns.
 #: No row.
 COLUMN_WAVES = 3
+#: Most part of all blocks that may be missing when the last ones of many columns run.
+#: No row.
+EMPTY_PART = 0.05
 #: Lanes of a block for each column.
 #: No row.
 LANES = 8

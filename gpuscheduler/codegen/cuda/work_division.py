@@ -90,4 +90,5 @@ def is_wide(schedule: Schedule) -> bool:
 def _divide_evenly(groups: int, slots: int) -> int:
     """Choose parts of each group: of `slots` at a time, the last are no small rest."""
     waste = {n: -groups * n % slots / (groups * n) for n in range(1, 5)}
-    return min(waste, key=lambda n: (waste[n] > 0.05, waste[n] if waste[n] > 0.05 else n))
+    most = tuning.EMPTY_PART
+    return min(waste, key=lambda n: (waste[n] > most, waste[n] if waste[n] > most else n))

@@ -137,9 +137,6 @@ BESIDE = 8
 #: Bytes of a thread's inputs that a quarter of the registers holds.
 #: No row.
 FEW_BYTES = 128
-#: Blocks that a multiprocessor has room for where inputs are FEW_BYTES: what is beyond may spill.
-#: No row.
-CORE_BLOCKS = 4
 #: Places in each array that a reduction reads at each point, from which on it reads them one by
 #: one, but each once.
 #: No row: a commit of 2026-11-25.

@@ -63,7 +63,7 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
         width=width, times=times, at_once=at_once, deeper=deeper, heavy=heavy,
         loads_late=loads_late,
     )  # fmt: skip
-    return schedule if loads_late or width > 1 else read_unaligned(schedule, cost, each, columns)
+    return schedule if loads_late or width > 1 else read_unaligned(schedule, cost, each)
 
 
 def align_width(schedule: Schedule) -> int:
@@ -111,7 +111,7 @@ def limit_width(tree: NodeTree, width: int, cost: int, long: int) -> int:
     return width
 
 
-def read_unaligned(schedule: Schedule, cost: int, each: int, columns: bool) -> Schedule:
+def read_unaligned(schedule: Schedule, cost: int, each: int) -> Schedule:
     """Write vectors of inputs that are read one by one, if that is possible.
 
     `each` is the bytes of inputs at a point.
@@ -126,9 +126,6 @@ def read_unaligned(schedule: Schedule, cost: int, each: int, columns: bool) -> S
     width = unaligned_width(schedule)
     each *= width
     at_once = min(schedule.at_once, 2) if each <= 2 * tuning.FEW_BYTES else 1
-    few = each <= tuning.FEW_BYTES < 4 * len(schedule.tree.inputs) and schedule.core is not None
-    if few and not columns and schedule.points > 1:
-        at_once = tuning.CORE_BLOCKS  # registers are for the core: what is beyond it may spill
     return split_boundary(replace(schedule, loose=True, width=width, times=1, at_once=at_once))
 
 

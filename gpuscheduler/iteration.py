@@ -141,9 +141,10 @@ def _is_persisted(array: Array) -> bool:
 
 
 def _persist_state(state: tuple[Any, ...]) -> list[Array]:
-    late = [n for n, array in enumerate(state) if not _is_persisted(array)]
+    unpersisted = [n for n, array in enumerate(state) if not _is_persisted(array)]
     out = list(state)
-    for n, array in zip(late, dask.persist(*[state[n] for n in late]), strict=True):
+    persisted = dask.persist(*[state[n] for n in unpersisted])
+    for n, array in zip(unpersisted, persisted, strict=True):
         out[n] = array
     return out
 

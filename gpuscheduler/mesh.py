@@ -226,8 +226,8 @@ def mesh(
         made = _as_written(f, len(every), given, numbers)
     elif how != "python":
         whole = bind_arguments(f, len(every) + len(numbers))
-        ends = [_ends_of(a) if given.kind == "f" else None for a in every]
-        made = point_expressions(whole, [given] * len(every), numbers, how, xp, ends)
+        ranges = [_range_of(a) if given.kind == "f" else None for a in every]
+        made = point_expressions(whole, [given] * len(every), numbers, how, xp, ranges)
     if made is None:
         made = _point_by_point(f, every, given, numbers)
     out = [_array(f, m, every, order, chunks, given, xp) for m in made]
@@ -273,7 +273,7 @@ def _at_hand(given: Any) -> Any:
     return given if hasattr(given, "dtype") else np.asarray(given)
 
 
-def _ends_of(a: Any) -> tuple[float, float] | None:
+def _range_of(a: Any) -> tuple[float, float] | None:
     """The least and the greatest coordinate, where they are known."""
     return (min(a.start, a.stop), max(a.start, a.stop)) if isinstance(a, MeshAxis) else None
 
@@ -474,16 +474,18 @@ class MeshTile:
             return np.full_like(first, value, self.what.dtype, shape=tile.shape)
         return np.broadcast_to(value, tile.shape).astype(self.what.dtype)
 
-    def pick_elements(self, axis: int, numbers: Any) -> tuple[MeshTile, int, Any] | None:
-        """What makes a tile of some elements along an axis of it: the same, which is given their
-        coordinates. With where these are to be among the arrays, and what they are; None where they
-        are elements of the one that is there. On GPUs such elements would be no part of a kernel:
-        there is nothing then."""
+    def pick_elements(self, axis: int, indices: Any) -> tuple[MeshTile, int, Any] | None:
+        """Return a tile function of some elements along an axis, by their indices.
+
+        With it come the place of their coordinates among the arrays that the function gets, and
+        the coordinates. They are None where the axis is an array: its elements are the coordinates.
+        Returns None for such an axis on GPUs, where indexing it would be no part of a kernel.
+        """
         k = self.order.index(axis)
         if self.axes[k] is None and self.xp != "numpy":
             return None
         formula = self.axes[k]
-        coordinates = None if formula is None else formula.coordinates_of(numbers)
+        coordinates = None if formula is None else formula.coordinates_of(indices)
         return _with_array(self, k), self.axes[:k].count(None), coordinates
 
     def points(self, tile: Tile, arrays: Sequence[Any]) -> list[Any]:
@@ -492,7 +494,7 @@ class MeshTile:
         out = []
         for formula, k in zip(self.axes, self.order, strict=True):
             if formula is not None:
-                x = formula.coordinates_of(tile.numbers(k, self.xp))
+                x = formula.coordinates_of(tile.indices(k, self.xp))
             else:
                 x = next(given)
                 if isinstance(x, np.ndarray) and self.xp != "numpy":

@@ -1269,7 +1269,7 @@ def test_a_tile_is_where_its_block_lies():
     tiles = Tiles(((3, 2), (4, 4, 1)))
     assert tiles.numblocks == (2, 3)
     assert tiles[1, 2] == Tile((3, 8), (2, 1))
-    np.testing.assert_array_equal(tiles[1, 2].numbers(0), [3, 4])
+    np.testing.assert_array_equal(tiles[1, 2].indices(0), [3, 4])
 
 
 def test_the_package_has_them():

@@ -66,7 +66,7 @@ def read_all(
     asked = time()
     while True:
         paths = {k: p for k, p in find_snapshots().items() if pid is None or k[0] == pid}
-        out, late = [], False
+        out, is_stale = [], False
         for (owner, _), path in paths.items():
             watch(path)
             found = read_snapshot(path)
@@ -75,8 +75,8 @@ def read_all(
                 found["ended"] = not alive
                 out.append(found)
             if alive and (found is None or found["time"] < asked - 2 * EVERY):
-                late = True
-        if not late or time() > end:
+                is_stale = True
+        if not is_stale or time() > end:
             return out
         pause(EVERY / 5)
 

@@ -143,7 +143,7 @@ class PickledWork:
 
     @property
     def steps(self) -> range:
-        return range(len(self.cut.at))
+        return range(len(self.cut.source_of))
 
     @property
     def results(self) -> list[int]:
@@ -161,5 +161,5 @@ class PickledWork:
         data = {k: whole.data[k] for k in made if k in whole.data}
         names = {k: whole.names[k] for k in made if k in whole.names}
         gathers = {} if gather is None else {target: gather}
-        parcels = {plan.readers[plan.at[k], CALLER] for k in made if k not in data}
+        parcels = {plan.readers[plan.source_of[k], CALLER] for k in made if k not in data}
         return ClusterResult((key,), alias, gathers, data, names), sorted(parcels)

@@ -155,13 +155,13 @@ class AttachedCluster(ObservedCluster):
         self._client_get = MethodType(own.get, client)
         self._client_compute = MethodType(own.compute, client)
         self._client_persist = MethodType(own.persist, client)
-        ends = {
+        closing = {
             "close": self._close_client,
             "shutdown": self._shut_down_client,
             "_close": self._end_client,
         }
-        mine = {"get": get, "compute": self.compute, "persist": self.persist, **ends}
-        self._methods = ConfigOverride(mine, vars(client))
+        methods = {"get": get, "compute": self.compute, "persist": self.persist, **closing}
+        self._methods = ConfigOverride(methods, vars(client))
 
     # ---- the cluster
 
@@ -488,7 +488,7 @@ class AttachedCluster(ObservedCluster):
         out: dict[Key, Any] = {}
         for key in keys:
             target = answer.alias.get(key, key)
-            source = plan.at[target]
+            source = plan.source_of[target]
             if source < 0:
                 held: Any = plan.graph.tasks[target]
                 out[key] = self._blocks.get(key) or held.value

@@ -166,9 +166,9 @@ class _SimulatedCluster:
 
     def run(self) -> Simulation:
         while self.ready:
-            at, task = heappop(self.ready)
+            time, task = heappop(self.ready)
             # the scheduler takes one task after the other, in the order in which they are ready
-            self.dispatched = max(self.dispatched, at) + self.task_seconds
+            self.dispatched = max(self.dispatched, time) + self.task_seconds
             there = self.dispatched + WAY_SECONDS
             if task >= 0:
                 end = self._run(self.plan.stages[task], there)
@@ -187,11 +187,11 @@ class _SimulatedCluster:
             tuple(self.busy),
         )
 
-    def _finish_task(self, task: int, at: float) -> None:
-        self.end = max(self.end, at)
+    def _finish_task(self, task: int, time: float) -> None:
+        self.end = max(self.end, time)
         for reader in self.readers[task]:
             self.missing[reader] -= 1
-            self.latest[reader] = max(at, self.latest[reader])
+            self.latest[reader] = max(time, self.latest[reader])
             if not self.missing[reader]:
                 heappush(self.ready, (self.latest[reader], reader))
 

@@ -104,7 +104,7 @@ class StageGraph:
     readers: dict[tuple[int, int], int]  # (source, worker or CALLER) -> the parcel it reads
     holders: list[Any]
     held_by: dict[Key, int]  # values that exist already -> their holder
-    at: dict[Key, int]  # key -> the source that has it
+    source_of: dict[Key, int]  # key -> the source that has it
     nbytes: dict[Key, int]  # estimates
     workers: int
     where_held: list[int] = field(default_factory=list)  # by holder: its worker
@@ -141,7 +141,7 @@ class StageGraph:
 
         What another worker or the caller reads stays to the end.
         """
-        graph, at = self.graph, self.at
+        graph, source_of = self.graph, self.source_of
         peak = [0] * self.workers
         last: dict[tuple[int, Key], int] = {}  # (worker, key) -> its last reader there
         order = [(s, k) for s in self.stages for k in s.tasks]
@@ -153,7 +153,7 @@ class StageGraph:
             for (source, worker), n in self.readers.items()
             if worker != self.worker_of(source)
             for k in self.parcels[n].keys
-            if at[k] >= 0
+            if source_of[k] >= 0
         }
         used = [0] * self.workers
         here: set[tuple[int, Key]] = set()  # what has come from other workers
@@ -167,8 +167,10 @@ class StageGraph:
             used[w] += self.nbytes[key]
             peak[w] = max(peak[w], used[w])
             for d in dict.fromkeys(graph.needs[key]):
-                if last[w, d] == n and (d not in foreign or self.worker_of(at[d]) != w):
-                    used[w] -= self.nbytes[d] if at[d] >= 0 or self.worker_of(at[d]) != w else 0
+                if last[w, d] == n and (d not in foreign or self.worker_of(source_of[d]) != w):
+                    source = source_of[d]
+                    freed = source >= 0 or self.worker_of(source) != w
+                    used[w] -= self.nbytes[d] if freed else 0
         return peak
 
     def portion(self, stage: Stage, pins: Mapping[Key, int] | None = None) -> Graph:
@@ -409,11 +411,11 @@ class _StagePartitioner:
         )
         # for each level: what all from there on take, make and read of what is below
         seconds, made, read = ([0.0] * (top + 2) for _ in range(3))
-        for i, at in enumerate(level):
+        for i, n in enumerate(level):
             if self.held[i]:
                 continue
-            seconds[at] += self._work(i)
-            made[at] += self.nbytes[i]
+            seconds[n] += self._work(i)
+            made[n] += self.nbytes[i]
         for j, readers in enumerate(self.readers):
             latest = max((level[r] for r in readers), default=0)
             first = 1 if self.held[j] else level[j] + 1
@@ -441,7 +443,7 @@ class _StagePartitioner:
         best = max(least, min(best, limit - 1))
         if best >= top:
             return False
-        tail = [i for i, at in enumerate(level) if at >= best and not self.held[i]]
+        tail = [i for i, n in enumerate(level) if n >= best and not self.held[i]]
         there = [0] * workers
         for j in dict.fromkeys(j for i in tail for j in self.inputs[i]):
             if level[j] < best or self.held[j]:
@@ -494,7 +496,7 @@ class _StagePartitioner:
                 stage.known &= self.known[i]
         for stage in stages:
             stage.outputs = tuple(made[stage.number])
-        at = dict(zip(keys, source, strict=True))
+        source_of = dict(zip(keys, source, strict=True))
         asked: dict[tuple[int, int], dict[Key, None]] = defaultdict(dict)
         for stage in stages:
             for s, read in stage.reads.items():
@@ -510,7 +512,7 @@ class _StagePartitioner:
             readers,
             self.holders,
             self.held_by,
-            at,
+            source_of,
             nbytes,
             len(self.machine.devices),
             self.where_held,

@@ -53,7 +53,7 @@ class MemoryUse:
     name: str  # "device 0"
     peak: int
     limit: int
-    at: str  # what runs at the peak: a label and its line
+    step: str  # what runs at the peak: a label and its line
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Explanation:
             most = max(self.memory, key=lambda m: m.peak / max(m.limit, 1))
             room = f" of {format_bytes(most.limit)}" if most.limit < 2**60 else ""
             out += f" Peak {format_bytes(most.peak)}{room} on {most.name}"
-            out += f", at {most.at}." if most.at else "."
+            out += f", at {most.step}." if most.step else "."
         return out
 
     def _table(self) -> list[str]:
@@ -259,7 +259,7 @@ def explain_table(
         touched=sum([r.reads + r.makes for r in layers]),
         spilled=sum(spilled.values()),
         fullest=max([m.peak / max(m.limit, 1) for m in memory], default=0.0),
-        fullest_at=max(memory, key=lambda m: m.peak / max(m.limit, 1)).at if memory else "",
+        fullest_at=max(memory, key=lambda m: m.peak / max(m.limit, 1)).step if memory else "",
         planning=max(0.0, (latest.planned_ns - latest.began) / 1e9) if latest is not None else 0.0,
         once=once,
         moving_layer=_moving_layer(table),
@@ -391,12 +391,12 @@ def _memory(
     for memory in machine.memories:
         step, live = peaks.get(memory, (None, 0))
         peak = live if footprint is None else footprint.peak.get(memory, live)
-        at = ""
+        words = ""
         if step is not None:
             where = table.line(step)
-            at = f'"{table.label(step)}"' + (f" ({where})" if where else "")
+            words = f'"{table.label(step)}"' + (f" ({where})" if where else "")
         name = machine.memory_name(memory)
-        out.append(MemoryUse(memory, name, peak, machine.limit(memory), at))
+        out.append(MemoryUse(memory, name, peak, machine.limit(memory), words))
     return tuple(out)
 
 

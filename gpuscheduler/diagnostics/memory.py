@@ -240,7 +240,7 @@ class _Peak(NamedTuple):
 
     nbytes: int  # of values, and of the working memory of the step that makes one of them
     values: int  # bytes of values
-    at: int  # the number of the change to it
+    change: int  # the index of the change that leads to it
     record: RunRecord
 
 
@@ -283,7 +283,7 @@ def _describe_peak(memory: int, peak: _Peak, by: str) -> MemoryPeak:
         _apply(held, place, step, change)
         if place == memory and change >= 0:
             ns, last = when, step
-        if n == peak.at:
+        if n == peak.change:
             break
     final: dict[int, int] = {}
     for i, inputs in enumerate(table.inputs):

@@ -323,10 +323,10 @@ class ProgressDisplay:
         goes_on = True
         assert self.screen is not None
         while goes_on and (runs := runs_under_way.runs(self.recorder)):
-            late = [r for r in runs if r.seconds >= self.after][:RUNS]
-            if late:
-                shown.update({id(r): r for r in late})
-                rows = [meters.setdefault(id(r), RunMeter(r)).read() for r in late]
+            long_runs = [r for r in runs if r.seconds >= self.after][:RUNS]
+            if long_runs:
+                shown.update({id(r): r for r in long_runs})
+                rows = [meters.setdefault(id(r), RunMeter(r)).read() for r in long_runs]
                 self.screen.show(rows)
             try:
                 begun = self._inbox.get(timeout=self.every)

@@ -217,7 +217,7 @@ class _Process:
         page, profile = self.recorded.page, self.recorded.memory
         found = [(int(self.used(memory).max(initial=0)), self.label_at(memory))]
         if page is not None:
-            found += [(use.peak, use.at) for use in page.memory if use.place == memory]
+            found += [(use.peak, use.step) for use in page.memory if use.place == memory]
         if profile is not None:
             found += [(p.total, p.during) for p in profile.peaks if p.place == memory]
         return max(found, key=lambda one: one[0])
@@ -399,9 +399,9 @@ def _parts_html(runs: Sequence[RunFacts]) -> str:
         planned = r.planned_ns or r.ended
         admitted = r.admitted or planned
         queued = r.queued or r.ended
-        ends = r.began, planned, admitted, queued, r.ended
+        times = r.began, planned, admitted, queued, r.ended
         for n, name in enumerate(TIMES):
-            sums[name] += max(ends[n + 1] - ends[n], 0) / 1e9
+            sums[name] += max(times[n + 1] - times[n], 0) / 1e9
     bar = draw_parts([(n, s, TIMES[n]) for n, s in sums.items()], format_time)
     words = ", ".join([f"{n} {format_time(s)}" for n, s in sums.items() if s > 1e-6])
     plans = [f", plan {r.planned}" if r.planned else "" for r in runs]

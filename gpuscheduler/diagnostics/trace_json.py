@@ -90,7 +90,8 @@ class _ProcessWriter:
 
     def __init__(self, pid: int, first: int, events: list[dict[str, Any]]):
         self.pid, self.first, self.events = pid, first, events
-        self.ends: dict[int, list[int]] = {}  # by track: when the last slice of each thread ends
+        #: By track: when the last slice of each thread ends.
+        self.end_times: dict[int, list[int]] = {}
         self.flows = 0
 
     def add_steps(self, rows: Iterable[Row]) -> dict[tuple[int, int], tuple[dict[str, Any], int]]:
@@ -144,7 +145,7 @@ class _ProcessWriter:
 
     def _thread(self, track: int, begin: int, end: int, name: str) -> dict[str, Any]:
         """The first thread of a track that is free from `begin` to `end`."""
-        threads = self.ends.setdefault(track, [])
+        threads = self.end_times.setdefault(track, [])
         n = next((n for n, free in enumerate(threads) if free <= begin), len(threads))
         thread = {"pid": self.pid, "tid": track + _NEXT * n}
         if n == len(threads):

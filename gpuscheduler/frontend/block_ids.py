@@ -29,25 +29,26 @@ from ..dask_private import (
 class _AlikeBlock(BlockwiseDep):
     """For each block, the position of another block that is treated alike.
 
-    Along an axis with `ends`, the blocks at the ends differ from the others. With `among`, the
-    number of blocks along each axis comes along.
+    `differs_at_ends` says for each axis whether the blocks at its ends differ from the others.
+    With `among`, the number of blocks along each axis comes along.
     """
 
     produces_tasks = False
 
-    def __init__(self, numblocks: Sequence[int], ends: Sequence[bool], among: bool):
-        self.numblocks, self.ends, self.among = tuple(numblocks), tuple(ends), among
+    def __init__(self, numblocks: Sequence[int], differs_at_ends: Sequence[bool], among: bool):
+        self.numblocks, self.among = tuple(numblocks), among
+        self.differs_at_ends = tuple(differs_at_ends)
 
     @property
     def name(self) -> str:
         """What the graph calls it: two of one name are one."""
-        ends = "".join("01"[e] for e in self.ends)
+        ends = "".join("01"[e] for e in self.differs_at_ends)
         return f"gpuscheduler-place-{'x'.join(map(str, self.numblocks))}-{ends}-{self.among:d}"
 
     def __getitem__(self, idx: tuple[int, ...]) -> Any:
         each = [
             _alike_blocks(i, n) if e else (1, 3)
-            for i, n, e in zip(idx, self.numblocks, self.ends, strict=True)
+            for i, n, e in zip(idx, self.numblocks, self.differs_at_ends, strict=True)
         ]
         place = tuple([i for i, _ in each])
         return (place, tuple([n for _, n in each])) if self.among else place

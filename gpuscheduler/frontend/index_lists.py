@@ -27,27 +27,27 @@ MOST_SLICES = 16
 FEW_SLICES = 3
 
 
-def slices_of(numbers: Any, most: int = MOST_SLICES) -> tuple[slice, ...] | None:
-    """The slices that give these numbers in order; None for more than `most` slices.
+def slices_of(indices: Any, most: int = MOST_SLICES) -> tuple[slice, ...] | None:
+    """Return the slices that give these indices in order; None for more than `most` slices.
 
     >>> slices_of([4, 5, 6, 7, 30, 20, 10, 0, 2])
     (slice(4, 8, 1), slice(30, None, -10), slice(2, 3, 1))
     >>> slices_of(np.random.default_rng(0).permutation(100)) is None
     True
     """
-    numbers = np.asarray(numbers, np.int64)
-    steps = np.diff(numbers)
+    indices = np.asarray(indices, np.int64)
+    steps = np.diff(indices)
     changes = np.flatnonzero(steps[1:] != steps[:-1]) + 1
     out: list[slice] = []
     begin = 0
-    while begin < len(numbers):
+    while begin < len(indices):
         if len(out) == most:
             return None
-        first, last, step = int(numbers[begin]), begin, 1
+        first, last, step = int(indices[begin]), begin, 1
         if begin < len(steps) and steps[begin]:
             later = changes[np.searchsorted(changes, begin, side="right") :]
             step, last = int(steps[begin]), int(later[0]) if len(later) else len(steps)
-        stop = int(numbers[last]) + (1 if step > 0 else -1)
+        stop = int(indices[last]) + (1 if step > 0 else -1)
         out.append(slice(first, None if stop < 0 else stop, step))
         begin = last + 1
     return tuple(out)
@@ -73,19 +73,19 @@ def parts_of(x: Any, axis: int, slices: Iterable[slice]) -> list[Any]:
     return [x[(slice(None),) * axis + (s,)] for s in slices]
 
 
-def pick_elements(x: Any, axis: int, numbers: Any, length: int) -> Any:
-    """Elements of an array along an axis, by their numbers, all of which are less than `length`."""
+def pick_elements(x: Any, axis: int, indices: Any, length: int) -> Any:
+    """Pick elements of an array along an axis by their indices, all less than `length`."""
     if x.shape[axis] < length:  # of these CuPy would take others, from the beginning
         raise IndexError(
             f"elements of {length} are taken along axis {axis} of a block that has "
             f"{x.shape[axis]}: its collection tells of another shape"
         )
-    return x[(*(slice(None),) * axis, numbers)]
+    return x[(*(slice(None),) * axis, indices)]
 
 
-def reorder_arrays(arrays: list[Any], axis: int, numbers: Any) -> Any:
+def reorder_arrays(arrays: list[Any], axis: int, indices: Any) -> Any:
     """All elements along an axis of arrays that lie one after the other, in another order."""
-    return pick_elements(join_arrays(arrays, axis), axis, numbers, len(numbers))
+    return pick_elements(join_arrays(arrays, axis), axis, indices, len(indices))
 
 
 def join_arrays(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None) -> Any:
@@ -102,7 +102,7 @@ class _SharedIndexList:
 
     axis: int  # -1 for an order
     slices: tuple[slice, ...] | None
-    numbers: Any
+    indices: Any
 
 
 #: Arrays that were made here: nobody changes these.
@@ -148,16 +148,16 @@ def _list_of(node: Any, most: int) -> _SharedIndexList | None:
     if len(places) != 1:
         return None
     (axis,) = places
-    numbers = words[axis]
-    if type(numbers) is not np.ndarray or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+    indices = words[axis]
+    if type(indices) is not np.ndarray or indices.dtype.kind not in "iu" or indices.ndim != 1:
         return None
     order = type(value[1]) is not tuple
-    numbers = np.argsort(numbers) if order else numbers
+    indices = np.argsort(indices) if order else indices
     # they are sent to the devices
-    small = np.int32 if numbers.max(initial=0) < 2**31 else np.int64
-    own = numbers.astype(small)
+    small = np.int32 if indices.max(initial=0) < 2**31 else np.int64
+    own = indices.astype(small)
     keep_ours(own)
-    return _SharedIndexList(-1 if order else axis, slices_of(numbers, most), own)
+    return _SharedIndexList(-1 if order else axis, slices_of(indices, most), own)
 
 
 def _inline_indices(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Shapes) -> Task:
@@ -178,15 +178,15 @@ def _inline_indices(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Sh
         shape = shape_of(getattr(task.args[0], "key", None))
         if shape is None or len(shape) <= found.axis:
             return task
-        length, numbers = shape[found.axis], found.numbers
-        if numbers.min(initial=0) < 0 or numbers.max(initial=-1) >= length:
+        length, indices = shape[found.axis], found.indices
+        if indices.min(initial=0) < 0 or indices.max(initial=-1) >= length:
             return task  # out of bounds: the original task raises NumPy's IndexError
-        return Task(task.key, pick_elements, task.args[0], found.axis, numbers, length)
+        return Task(task.key, pick_elements, task.args[0], found.axis, indices, length)
     if task.func is concatenate_arrays:
         parts, axis = task.args[0], task.args[2]
         if slices is None:
-            return Task(task.key, reorder_arrays, parts, axis, found.numbers)
-        in_order = slices == (slice(0, len(found.numbers), 1),)
+            return Task(task.key, reorder_arrays, parts, axis, found.indices)
+        in_order = slices == (slice(0, len(found.indices), 1),)
         return Task(task.key, join_arrays, parts, axis, None if in_order else slices)
     return task
 
@@ -231,7 +231,7 @@ def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
         if len(axes) != 1 or np.ndim(own[axes[0]]) != 1:
             continue
         (axis,) = axes
-        numbers = np.asarray(own[axis], np.int64)
+        indices = np.asarray(own[axis], np.int64)
         parts: Any = None  # of the tile, from which elements are taken
         if tile.func in (getitem, operator.getitem):
             source, parts = tile.args
@@ -245,21 +245,21 @@ def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
         where: Tile = place.value
         if parts is not None:
             there = range(where.shape[axis])[parts[axis]]
-            numbers = there.start + there.step * numbers
+            indices = there.start + there.step * indices
             parts = (*parts[:axis], slice(None), *parts[axis + 1 :])
-        found = tile.func.pick_elements(axis, where.start[axis] + numbers)
+        found = tile.func.pick_elements(axis, where.start[axis] + indices)
         if found is None:
             continue
         function, n, coordinates = found
         at = f"coordinates-{name}", source.key[1 + axis]
         arrays = list(tile.args[1:])
         if coordinates is None:
-            dsk[at] = Task(at, operator.getitem, arrays[n], DataNode(None, numbers))
+            dsk[at] = Task(at, operator.getitem, arrays[n], DataNode(None, indices))
             arrays[n] = TaskRef(at)
         else:
             dsk[at] = DataNode(at, coordinates)
             arrays.insert(n, TaskRef(at))
-        shape = (*where.shape[:axis], len(numbers), *where.shape[axis + 1 :])
+        shape = (*where.shape[:axis], len(indices), *where.shape[axis + 1 :])
         words = DataNode(None, Tile(where.start, shape)), *arrays
         steps = [] if parts is None else [parts]
         if len(own) < len(wanted):

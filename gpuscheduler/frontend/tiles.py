@@ -22,15 +22,15 @@ Shape = tuple[int, ...]
 class Tile:
     """A box of an array's elements.
 
-    >>> Tile((4, 0), (2, 3)).numbers(0)
+    >>> Tile((4, 0), (2, 3)).indices(0)
     array([4, 5])
     """
 
     start: Shape
     shape: Shape
 
-    def numbers(self, axis: int, xp: str = "numpy") -> Any:
-        """Numbers of its elements along an axis, counted from the array's first.
+    def indices(self, axis: int, xp: str = "numpy") -> Any:
+        """Return the indices of its elements along an axis of the array.
 
         The result is int64, 1-D, an array of the library `xp`.
         """
@@ -73,8 +73,8 @@ class MeshAxis:
     def __len__(self) -> int:
         return self.n
 
-    def coordinates_of(self, numbers: Any) -> Any:
-        """The coordinates of elements `numbers` (int64), as float64.
+    def coordinates_of(self, indices: Any) -> Any:
+        """The coordinates of elements `indices` (int64), as float64.
 
         The operations and their order are those of `numpy.linspace` or `numpy.geomspace`.
 
@@ -82,28 +82,28 @@ class MeshAxis:
         array([1.  , 0.25])
         """
         if not self.geometric:
-            return self._linear_coordinates(numbers, self.start, self.stop)
+            return self._linear_coordinates(indices, self.start, self.stop)
         sign = math.copysign(1.0, self.start)
         ends = (float(np.log10(abs(end))) for end in (self.start, self.stop))
-        x = sign * np.power(10.0, self._linear_coordinates(numbers, *ends))
-        return self._end_exactly(numbers, np.where(numbers == 0, self.start, x), self.stop)
+        x = sign * np.power(10.0, self._linear_coordinates(indices, *ends))
+        return self._end_exactly(indices, np.where(indices == 0, self.start, x), self.stop)
 
     @property
     def parts(self) -> int:
         """Steps from `start` to `stop`."""
         return self.n - 1 if self.endpoint else self.n
 
-    def _linear_coordinates(self, numbers: Any, start: float, stop: float) -> Any:
+    def _linear_coordinates(self, indices: Any, start: float, stop: float) -> Any:
         parts = self.parts
         delta = stop - start
-        x = numbers.astype(np.float64)
+        x = indices.astype(np.float64)
         step = delta / parts if parts > 0 else 1.0
         x = x / parts * delta if parts > 0 and step == 0 else x * step
-        return self._end_exactly(numbers, x + start, stop)
+        return self._end_exactly(indices, x + start, stop)
 
-    def _end_exactly(self, numbers: Any, x: Any, stop: float) -> Any:
+    def _end_exactly(self, indices: Any, x: Any, stop: float) -> Any:
         last = self.endpoint and self.n > 1
-        return np.where(numbers == self.n - 1, stop, x) if last else x
+        return np.where(indices == self.n - 1, stop, x) if last else x
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         if copy is False:

@@ -272,7 +272,7 @@ def _with_tile(part: Any) -> Any:
 
 def _place(tile: Tile, whole: tuple[int, ...] | None) -> Any:
     """Return a block's position as `arg_chunk` takes it, for one axis or for all."""
-    begin = tuple([tile.numbers(k) for k in range(len(tile.shape))])
+    begin = tuple([tile.indices(k) for k in range(len(tile.shape))])
     return begin[0] if whole is None else (begin, whole)
 
 
@@ -289,7 +289,7 @@ class UnknownTile:
     shape: tuple[int, ...]
     axes: Sequence[Any]
 
-    def numbers(self, axis: int, xp: str = "numpy") -> Any:
+    def indices(self, axis: int, xp: str = "numpy") -> Any:
         """Return the symbolic indices along an axis."""
         return self.axes[axis]
 

@@ -45,9 +45,11 @@ PASSING = frozenset({
 ROUNDING = 1e-6
 
 
-def by_parts(root: Expr, ends: Sequence[Range | None]) -> Expr:
-    """The same value, but for the sign of zeros. `ends` are the least and the largest value of each
-    input, where they are known.
+def by_parts(root: Expr, ranges: Sequence[Range | None]) -> Expr:
+    """Rewrite complex operations by real and imaginary parts where this keeps the value.
+
+    Signs of zeros may change. `ranges` has the least and the largest value of each input, where
+    they are known.
 
     >>> x, t = (Expr("input", (), "f8", (n, None)) for n in range(2))
     >>> z = Expr("exp", (Expr("complex", (x, t), "c16"),), "c16")
@@ -58,12 +60,12 @@ def by_parts(root: Expr, ends: Sequence[Range | None]) -> Expr:
     """
     if not any(n.op in ("exp", "multiply") and n.dtype.kind == "c" for n in nodes((root,))):
         return root
-    return ComplexPartsRewriter(ends).rewrite(root)
+    return ComplexPartsRewriter(ranges).rewrite(root)
 
 
 class ComplexPartsRewriter:
-    def __init__(self, ends: Sequence[Range | None]):
-        self.ends = ends
+    def __init__(self, ranges: Sequence[Range | None]):
+        self.input_ranges = ranges
         self.made: dict[Any, Expr] = {}  # equal nodes are one
         self.ranges: dict[int, Range | None] = {}
         self.exact: set[int] = set()  # nodes whose zeros must have the sign that they had
@@ -205,7 +207,7 @@ class ComplexPartsRewriter:
         args = [r for r in every if r is not None]
         ends: Iterable[float] | None = None
         if node.op == "input":
-            ends = self.ends[node.data[0]]
+            ends = self.input_ranges[node.data[0]]
         elif node.op == "constant":
             ends = (node.value, node.value) if node.dtype.kind in "iuf" else None
         elif node.dtype.kind == "f" and len(args) == len(every):

@@ -99,13 +99,13 @@ def draw(
     assert len(shape) == len(first.strides)
     if make is None:
         return None
-    at = index(first)
+    position = index(first)
     if base is not None:
-        at = Expr("add", (at, constant(base, np.int64)), np.int64)
+        position = Expr("add", (position, constant(base, np.int64)), np.int64)
     named = dict(kwargs or {})
     dtype = None if name in _OF_ANY_DTYPE else named.pop("dtype", None)
     try:
-        made = make(_ElementDraws(at, key), *args, **named)
+        made = make(_ElementDraws(position, key), *args, **named)
         return made if dtype is None else _as_dtype(made, dtype)
     except (_NotDrawn, TypeError, OverflowError):  # TypeError: an argument that it has not
         return None
@@ -114,14 +114,14 @@ def draw(
 class _ElementDraws:
     """The independent numbers that one element may draw."""
 
-    def __init__(self, at: Expr, key: int):
-        self.at, self.key = at, key
+    def __init__(self, position: Expr, key: int):
+        self.position, self.key = position, key
 
     def new_draws(self) -> _ElementDraws:
-        return _ElementDraws(self.at, key_of("another", self.key))
+        return _ElementDraws(self.position, key_of("another", self.key))
 
     def __call__(self, op: str, dtype: Any = np.float64) -> Expr:
-        return Expr(op, (self.at,), dtype, self.key)
+        return Expr(op, (self.position,), dtype, self.key)
 
     def uniform(self, dtype: Any = np.float64) -> Expr:
         return self("uniform", dtype)

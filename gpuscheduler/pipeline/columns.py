@@ -149,16 +149,16 @@ class ColumnWords:
         heads = [v[0] if v else None for v in column]
         if set(map(type, heads)) == {str}:
             return TaskRef, self._keys(column)
-        ways = [0 if type(h) is str else 1 if callable(h) else 2 for h in heads]
-        if set(ways) == {1}:
+        kinds = [0 if type(h) is str else 1 if callable(h) else 2 for h in heads]
+        if set(kinds) == {1}:
             return "calls", self._calls(column)
-        if set(ways) == {2}:
+        if set(kinds) == {2}:
             return "plain", self._plain(column)
         out = []
-        for way, tell in enumerate((self._keys, self._calls, self._plain)):
-            some = [v for v, w in zip(column, ways, strict=True) if w == way]
+        for kind, tell in enumerate((self._keys, self._calls, self._plain)):
+            some = [v for v, k in zip(column, kinds, strict=True) if k == kind]
             out.append(tell(some) if some else None)
-        return "ways", integers(ways), tuple(out)
+        return "tuples", integers(kinds), tuple(out)
 
     def _calls(self, column: Column) -> Any:
         rows = [(id(v[0]), len(v)) for v in column]

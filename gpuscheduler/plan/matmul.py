@@ -319,7 +319,7 @@ class _ProductCollector:
         """Let a program read sums of products where it has added them up itself."""
         nodes, node = self.graph.nodes, self.graph.nodes[key]
         targets = dict(zip(node.names, node.needs, strict=True))
-        numbers = _numbers(task)
+        numbers = _number_single_inputs(task)
         terms = {n: targets[k] for k, n in numbers.items() if self._is_term(targets.get(k))}
         if len(terms) < 2:
             return
@@ -419,8 +419,8 @@ class _ProductCollector:
         graph.reorder(keys)
 
 
-def _numbers(task: KernelTask) -> dict[Key, int]:
-    """Which array of its program each input is that is one array, and only that one."""
+def _number_single_inputs(task: KernelTask) -> dict[Key, int]:
+    """Number the inputs that are one array of the task's program, and are read once."""
     out, n = {}, 0
     times = Counter(task.names)  # what has disappeared into it may read the same
     for name, foreseen in task.inputs():

@@ -259,8 +259,8 @@ class ClockDevices:
         self.used[place] -= self._counted_bytes(step, place)
 
     def wait(self) -> list[Event]:
-        at, _, event = heappop(self._queue)
-        self.now = max(self.now, at)
+        time, _, event = heappop(self._queue)
+        self.now = max(self.now, time)
         out = [event]
         while self._queue and self._queue[0][0] <= self.now:
             out.append(heappop(self._queue)[2])
@@ -287,9 +287,9 @@ class ClockDevices:
     def close(self) -> None:
         self.exists.clear()
 
-    def _schedule_event(self, at: float, event: Event) -> None:
+    def _schedule_event(self, time: float, event: Event) -> None:
         self._count += 1
-        heappush(self._queue, (at, self._count, event))
+        heappush(self._queue, (time, self._count, event))
 
     def _hold(self, step: int, place: int) -> None:
         self.used[place] += self._counted_bytes(step, place)
@@ -324,7 +324,7 @@ class LateClock(ClockDevices):
     def wait(self) -> list[Event]:
         return [heappop(self._queue)[2]]
 
-    def _schedule_event(self, at: float, event: Event) -> None:
+    def _schedule_event(self, time: float, event: Event) -> None:
         """By who is ahead instead of by time."""
         if self.first is None:
             last = type(event) is not Issued

@@ -38,7 +38,7 @@ def point_expressions(
     args: tuple[Any, ...],
     how: str,
     xp: str,
-    ends: Sequence[tuple[float, float] | None],
+    ranges: Sequence[tuple[float, float] | None],
 ) -> list[Any] | None:
     """The value of `f` as expressions of inputs 0, 1, …: one, or `ResultTuple`.
 
@@ -49,7 +49,7 @@ def point_expressions(
     if how != "numba":
         try:
             followed = _trace_points(f, types, args)
-            followed[:] = [_by_parts(e, ends) for e in followed]
+            followed[:] = [_by_parts(e, ranges) for e in followed]
             return followed
         except NotTraceable as error:
             why = str(error)
@@ -80,9 +80,9 @@ def _warn_of_python(name: str, why: str) -> None:
     )
 
 
-def _by_parts(expr: Expr, ends: Sequence[tuple[float, float] | None]) -> Expr:
+def _by_parts(expr: Expr, ranges: Sequence[tuple[float, float] | None]) -> Expr:
     """The same by the parts of complex numbers, if that is not too much for a kernel."""
-    new = by_parts(expr, ends)
+    new = by_parts(expr, ranges)
     return new if len(nodes((new,))) <= context.MOST_NODES // 2 else expr
 
 

@@ -241,9 +241,9 @@ def test_choices(mode):
 def test_tables_that_are_not():
     x = np.arange(4.0)
     assert "shape" in refused(lambda x: np.searchsorted(np.ones((2, 2)), x), x)
-    assert "plain" in refused(lambda x: np.searchsorted(x, x, sorter=[0, 1, 2, 3]), x)
+    assert "sorter=" in refused(lambda x: np.searchsorted(x, x, sorter=[0, 1, 2, 3]), x)
     assert "monotonic" in refused(lambda x: np.digitize(x, np.array([1.0, 3, 2])), x)
-    assert "plain" in refused(lambda x: np.interp(x, [0, 1], [0, 1], period=1), x)
+    assert "period=" in refused(lambda x: np.interp(x, [0, 1], [0, 1], period=1), x)
     agree(lambda x: np.interp(x, [0, 1, 5], [0, 1, 2]), x)
     agree(lambda x: np.searchsorted([0, 1, 5], x), x)
     agree(lambda x: np.searchsorted(x, 2.0), x)

@@ -159,8 +159,8 @@ def _complex(dtype: DType, a: Any, b: Any, out: Array | None = None) -> Any:
     return out
 
 
-def _drawn_at(op: str, key: int, dtype: DType, at: Any, out: Array | None = None) -> Any:
-    found = np.asarray(philox.values(op, key, np.asarray(at), dtype))
+def _drawn_at(op: str, key: int, dtype: DType, positions: Any, out: Array | None = None) -> Any:
+    found = np.asarray(philox.values(op, key, np.asarray(positions), dtype))
     if out is None:
         return found
     out[...] = found
@@ -175,9 +175,9 @@ def draw_numbers(
     varies = tuple([s != 0 for s in view.strides])
     if out is None:
         out = np.empty(varying_shape(lengths, varies), dtype)
-    moved = view.offset + sum(o * s for o, s in zip(origin, view.strides, strict=True))
-    moved += sum(int(s) for s in shifts)
-    philox.fill(op, key, View(moved, view.strides), out)
+    first = view.offset + sum(o * s for o, s in zip(origin, view.strides, strict=True))
+    first += sum(int(s) for s in shifts)
+    philox.fill(op, key, View(first, view.strides), out)
     return out
 
 
@@ -201,13 +201,13 @@ def index_numbers(
 
 def take_elements(
     array: int, view: View, run: Inputs, origin: tuple[int, ...], lengths: tuple[int, ...],
-    numbers: Any, out: Array | None = None,
+    indices: Any, out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Elements at places that are computed."""
+    """Return the elements of an array at computed indices."""
     flat, first = run.memory[array]
     evenly: Any = index_numbers(view, run, origin, lengths) if any(view.strides) else view.offset
     # what is not chosen may be anywhere
-    found: Array = flat.take(first + evenly + np.asarray(numbers), mode="clip")
+    found: Array = flat.take(first + evenly + np.asarray(indices), mode="clip")
     if out is None:
         return found if found.ndim else np.broadcast_to(found, lengths)
     out[...] = found
@@ -232,7 +232,7 @@ def _evaluate_at(root: Expr, points: list[Array], count: int, run: Inputs) -> An
     """An expression at some points, given by their coordinates."""
     values: dict[int, Any] = {}
 
-    def numbers(view: View) -> Any:
+    def view_indices(view: View) -> Any:
         total: Any = np.full(count, view.offset, np.int64)
         for stride, coordinate in zip(view.strides, points, strict=True):
             if stride:
@@ -255,18 +255,18 @@ def _evaluate_at(root: Expr, points: list[Array], count: int, run: Inputs) -> An
         elif node.op == OPEN:
             values[id(node)] = np.broadcast_to(run.given[node.data], (count,))
         elif node.op == "index":
-            values[id(node)] = numbers(node.data)
+            values[id(node)] = view_indices(node.data)
         elif node.op == "input":
             n, view = node.data
             flat, first = run.memory[n]
-            where = numbers(view) + first
+            where = view_indices(view) + first
             if count and (where.min() < 0 or where.max() >= flat.size):
                 raise IndexError(f"{node!r} is read outside of the array, at {view}")
             values[id(node)] = flat[where]
         elif node.op == "taken":
             n, view = node.args[0].data
             flat, first = run.memory[n]
-            where = numbers(view) + first + values[id(node.args[1])]
+            where = view_indices(view) + first + values[id(node.args[1])]
             values[id(node)] = flat.take(where, mode="clip")
         elif branching:
             mask = values[id(node.args[0])]

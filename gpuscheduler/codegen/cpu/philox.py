@@ -13,30 +13,30 @@ from . import tuning
 # ---- numbers
 
 
-def bits(key: int, at: Any) -> Array:
+def bits(key: int, positions: Any) -> Array:
     """64 random bits for each element's number.
 
     >>> [hex(b) for b in bits(0, [0, 1])]
     ['0xe169c58d6627e8d5', '0x9b00dbd8bc57ac4c']
     """
-    return values("bits", key, at, np.dtype(np.uint64))
+    return values("bits", key, positions, np.dtype(np.uint64))
 
 
-def uniform(key: int, at: Any, dtype: Any = np.float64) -> Array:
+def uniform(key: int, positions: Any, dtype: Any = np.float64) -> Array:
     """Numbers from 0 to just below 1."""
-    return values("uniform", key, at, np.dtype(dtype))
+    return values("uniform", key, positions, np.dtype(dtype))
 
 
-def normal(key: int, at: Any, dtype: Any = np.float64) -> Array:
+def normal(key: int, positions: Any, dtype: Any = np.float64) -> Array:
     """Numbers of the standard normal distribution."""
-    return values("normal", key, at, np.dtype(dtype))
+    return values("normal", key, positions, np.dtype(dtype))
 
 
-def values(op: str, key: int, at: Any, dtype: DType) -> Array:
+def values(op: str, key: int, positions: Any, dtype: DType) -> Array:
     """What the node `op` (``bits``, ``uniform``, ``normal``) gives for elements of any numbers."""
-    at = np.asarray(at, np.int64)
-    out = np.empty(at.shape, dtype)
-    flat = at.reshape(-1)
+    positions = np.asarray(positions, np.int64)
+    out = np.empty(positions.shape, dtype)
+    flat = positions.reshape(-1)
     if flat.size > 2:
         step = flat[1] - flat[0]
         if (flat[1:] - flat[:-1] == step).all():

@@ -195,7 +195,7 @@ def _linspace(tile: Tile, *, xp: str, axis: MeshAxis, dtype: Any) -> Any:
     >>> _linspace(Tile((2,), (2,)), xp="numpy", axis=MeshAxis(0.0, 3.0, 4), dtype="f4")
     array([2., 3.], dtype=float32)
     """
-    x = axis.coordinates_of(tile.numbers(0, xp))
+    x = axis.coordinates_of(tile.indices(0, xp))
     return (np.floor(x) if np.issubdtype(dtype, np.integer) else x).astype(dtype)
 
 
@@ -206,7 +206,7 @@ def _eye(tile: Tile, *, xp: str, k: int, dtype: Any) -> Any:
     array([[0, 1, 0],
            [0, 0, 1]])
     """
-    rows, columns = tile.numbers(0, xp), tile.numbers(1, xp)
+    rows, columns = tile.indices(0, xp), tile.indices(1, xp)
     return (columns == rows[:, None] + k).astype(dtype)
 
 

@@ -264,20 +264,20 @@ class LaneOrders:
         run = self.run
         lane, held, chunks = run.lanes[place], run.held[place], run.chunks
         done = lane.mark(lane.home) if held else None
-        late = [done] if done is not None and not done.done else []
+        pending = [done] if done is not None and not done.done else []
         # what comes next is behind this run, but not what another thread runs now
         last = self.ahead and not run.hardware.has_other_runs(run.team)
         arrived = False
         for i, h in held.items():
-            if late and run.plan.steps[i].aside:  # pinned memory, of which tasks make copies
-                lane.later.append((late, h.value))
+            if pending and run.plan.steps[i].aside:  # pinned memory, of which tasks make copies
+                lane.later.append((pending, h.value))
             if h.ready is None and not h.reads and i not in chunks and not self.ahead:
                 continue  # of which nobody but this lane knew
             chunk = chunks.get(i)
             if chunk is not None and chunk.places.get(place) is h:
                 # it stays, and may be read here still when it goes
-                if h.reads or late:
-                    h.reads = [e for e in h.reads if not e.done] + late
+                if h.reads or pending:
+                    h.reads = [e for e in h.reads if not e.done] + pending
                 if h.reads and not last:
                     lane.later.append((h.reads, h.value))
             elif self.ahead and not last and run.plan.steps[i].fixed:

@@ -89,16 +89,16 @@ def _times(number: Expr, step: int) -> Expr:
 
 
 @instead_of(index_lists.pick_elements)
-def _pick_elements(x: Any, axis: int, numbers: Any, length: int) -> Any:
+def _pick_elements(x: Any, axis: int, indices: Any, length: int) -> Any:
     """Elements of an array along an axis at given indices, each less than `length`."""
     on_gpus("it indexes with an array")
-    x, numbers = as_traced(x), as_traced(numbers)
+    x, indices = as_traced(x), as_traced(indices)
     if x.shape[axis] != length:  # a kernel does not check bounds
         raise refuse(f"it indexes an axis of size {x.shape[axis]} as one of size {length}")
-    shape = (*x.shape[:axis], numbers.size, *x.shape[axis + 1 :])
+    shape = (*x.shape[:axis], indices.size, *x.shape[axis + 1 :])
     if 0 in x.shape or 0 in shape:
         return TracedArray(constant(0, x.dtype), shape)
-    line = look(numbers, lambda a: a.reshape((-1,) + (1,) * (x.ndim - axis - 1)))
+    line = look(indices, lambda a: a.reshape((-1,) + (1,) * (x.ndim - axis - 1)))
     number = cast_to(broadcast(line, shape)._expr, np.int64)
 
     def offset_of(view: View) -> Expr | None:
@@ -112,8 +112,8 @@ def _pick_elements(x: Any, axis: int, numbers: Any, length: int) -> Any:
 
 
 @instead_of(index_lists.reorder_arrays)
-def _reorder_arrays(arrays: list[Any], axis: int, numbers: Any) -> Any:
-    return _pick_elements(index_lists.join_arrays(arrays, axis), axis, numbers, numbers.size)
+def _reorder_arrays(arrays: list[Any], axis: int, indices: Any) -> Any:
+    return _pick_elements(index_lists.join_arrays(arrays, axis), axis, indices, indices.size)
 
 
 def _store_if_reused(x: TracedArray, points: int) -> TracedArray:
@@ -201,9 +201,9 @@ def _index_with_arrays(x: TracedArray, index: Any) -> TracedArray | None:
         ((along, given),) = chosen.items()
         if (found := _join_slices(whole, along, given)) is not None:
             return look(found, lambda a: np.moveaxis(a, along, first)).copy()
-    numbers = {k: _indices_in_bounds(entry, whole.shape[k]) for k, entry in chosen.items()}
+    indices = {k: _indices_in_bounds(entry, whole.shape[k]) for k, entry in chosen.items()}
     anywhere = all(isinstance(entry, TracedArray) for entry in chosen.values())
-    out = look_up_elements(whole, numbers, first, anywhere)
+    out = look_up_elements(whole, indices, first, anywhere)
     return out if any(e is ... for e in given_entries) else scalar_if_point(out)
 
 
@@ -257,10 +257,10 @@ def look_up_elements(
         return TracedArray(constant(0, x.dtype), shape)
     x = _store_if_reused(x, math.prod(shape))
     behind = (1,) * (len(kept) - first)
-    numbers = {}
+    indices = {}
     for k, index in chosen.items():
         spread = broadcast(look(index, lambda a: a.reshape(a.shape + behind)), shape)
-        numbers[k] = cast_to(spread._expr, np.int64)
+        indices[k] = cast_to(spread._expr, np.int64)
 
     def fixed_view(view: View) -> View:
         own = [view.strides[k] for k in rest]
@@ -268,7 +268,7 @@ def look_up_elements(
 
     def offset_of(view: View) -> Expr | None:
         steps = [
-            _times(numbers[k], view.strides[k])
+            _times(indices[k], view.strides[k])
             for k in chosen
             if view.strides[k] and x.shape[k] > 1
         ]
@@ -298,8 +298,8 @@ def _take(
         indices = np.asarray(indices) % max(length, 1)
     elif mode not in ("raise", "wrap"):
         raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got {mode!r})")
-    numbers = _indices_in_bounds(indices, length)
-    out = look_up_elements(x, {axis: numbers}, axis, isinstance(indices, TracedArray))
+    indices = _indices_in_bounds(indices, length)
+    out = look_up_elements(x, {axis: indices}, axis, isinstance(indices, TracedArray))
     return out if out.ndim else scalar_if_point(out)
 
 
@@ -312,12 +312,12 @@ def _take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> TracedArray:
     axis = normalize_axis_index(axis, x.ndim)
     if np.ndim(indices) != x.ndim:
         raise ValueError("`indices` and `arr` must have the same number of dimensions")
-    numbers = _indices_in_bounds(indices, x.shape[axis])
+    indices = _indices_in_bounds(indices, x.shape[axis])
     over = list(
-        np.broadcast_shapes(numbers.shape, [n if k != axis else 1 for k, n in enumerate(x.shape)])
+        np.broadcast_shapes(indices.shape, [n if k != axis else 1 for k, n in enumerate(x.shape)])
     )
     chosen = {
-        k: numbers if k == axis else _positions_along(k, n, x.ndim) for k, n in enumerate(x.shape)
+        k: indices if k == axis else _positions_along(k, n, x.ndim) for k, n in enumerate(x.shape)
     }
     if any(
         n != m and n != 1 for k, (n, m) in enumerate(zip(x.shape, over, strict=True)) if k != axis

@@ -147,8 +147,8 @@ def factor_lower(a: Any) -> Any:
     letter, n = LETTERS[a.dtype.char], len(a)
     strips = [slice(start, min(start + STRIP, n)) for start in range(0, n, STRIP)]
     for strip in strips:
-        _write_turned(a[strip, : strip.start], a[: strip.start, strip])
-        _write_turned(a[strip, strip].copy(), a[strip, strip])
+        write_turned(a[strip, : strip.start], a[: strip.start, strip])
+        write_turned(a[strip, strip].copy(), a[strip, strip])
     handle, lower = device.get_cusolver_handle(), cublas.CUBLAS_FILL_MODE_LOWER
     size = getattr(cusolver, f"{letter}potrf_bufferSize")(handle, lower, n, a.data.ptr, n)
     work, found = xp.empty(size, a.dtype), xp.empty(1, np.int32)
@@ -158,13 +158,34 @@ def factor_lower(a: Any) -> Any:
     if info:
         raise np.linalg.LinAlgError(f"{INDEFINITE}: its leading minor of order {info} is not")
     for strip in strips:
-        _write_turned(a[: strip.start, strip], a[strip, : strip.start])
+        write_turned(a[: strip.start, strip], a[strip, : strip.start])
         a[: strip.start, strip] = 0
-        _write_turned(xp.triu(a[strip, strip]), a[strip, strip])
+        write_turned(xp.triu(a[strip, strip]), a[strip, strip])
     return a
 
 
-def _write_turned(a: Any, out: Any) -> None:
+def to_rows(a: Any) -> Any:
+    """A matrix of CuPy's in the order of C, from Fortran's."""
+    if a.flags.c_contiguous:
+        return a
+    out = array_module(a).empty(a.shape, a.dtype)
+    write_turned(a.T, out)
+    return out
+
+
+def can_be_turned(a: Any, dtype: Any) -> bool:
+    """Whether `write_turned` takes a matrix for one of a dtype."""
+    down, along = a.strides
+    return bool(
+        a.dtype == dtype
+        and a.dtype.char in LETTERS
+        and along == a.itemsize
+        and down >= a.shape[1] * along
+        and down % a.itemsize == 0
+    )
+
+
+def write_turned(a: Any, out: Any) -> None:
     """Write the transpose of a matrix of CuPy's to another one; both have rows without gaps."""
     if not a.size:
         return

@@ -241,8 +241,11 @@ def lu_factor(a: Any, *, block_size: int | None = None) -> tuple[Array, Array]:
 
 def _factor_whole(a: Any) -> tuple[Any, Any]:
     xp = array_module(a)
-    lu, pivots, _ = lapack.factor(a if xp is not np else np.array(a, order="F"))
-    return lu, xp.asarray(pivots)
+    if xp is np:
+        lu, pivots, _ = lapack.factor(np.array(a, order="F"))
+        return lu, pivots
+    lu, pivots, _ = lapack.factor(a)
+    return lapack.to_rows(lu), xp.asarray(pivots)
 
 
 def _pivots_of(panel: Panel) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from dask.array.core import Array, unify_chunks
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
+from . import lapack
 from .blocks import array_module, module_name
 from .capacity import capacity
 
@@ -120,7 +121,8 @@ def assemble(blocks: Any, dtype: Any, order: str = "C") -> Any:
     rows = [row if isinstance(row, list) else [row] for row in blocks]
     first = rows[0][0]
     xp = array_module(first)
-    if len(rows) == len(rows[0]) == 1:
+    turned = xp is not np and first.ndim == 2 and order == "F"
+    if len(rows) == len(rows[0]) == 1 and not turned:
         return first.astype(dtype, order=order, copy=xp is not np)
     height = sum([row[0].shape[0] for row in rows])
     width = sum([block.shape[1] for block in rows[0]]) if first.ndim == 2 else 1
@@ -130,7 +132,10 @@ def assemble(blocks: Any, dtype: Any, order: str = "C") -> Any:
         across, below = 0, down + row[0].shape[0]
         for block in row:
             beside = across + (block.shape[1] if first.ndim == 2 else 1)
-            out[(slice(down, below), slice(across, beside))[: first.ndim]] = block
+            if turned and lapack.can_be_turned(block, dtype):
+                lapack.write_turned(block, out.T[across:beside, down:below])
+            else:
+                out[(slice(down, below), slice(across, beside))[: first.ndim]] = block
             across = beside
         down = below
     return out

@@ -32,10 +32,10 @@ NEVER = 2**60
 
 
 class Case(NamedTuple):
-    """A number of the table, what else it could be, and a kernel that it is for."""
+    """Numbers of the table, what else they could be, and a kernel that they are for."""
 
     number: str
-    other: int
+    other: int | tuple[int, ...]
     function: Callable[..., Any]
     inputs: int = 1
     dtype: str = "f4"
@@ -86,6 +86,8 @@ CASES = (
     Case("ROW_TIMES", 4, gauss_sum),
     Case("ROW_TIMES", 4, lambda x: x.var(keepdims=True), dtype="f8"),
     Case("ROW_WAVES", 8, gauss_sum),
+    Case("ROW_TIMES, ROW_WAVES", (4, 8), gauss_sum),
+    Case("ROW_TIMES, ROW_WAVES", (4, 8), lambda x: x.sum(keepdims=True), dtype="f8"),
     Case("FEWER_WAVES", 64, lambda x: x.var(keepdims=True)),
     Case("FEWER_WAVES", 64, lambda x: x.var(keepdims=True), dtype="f8"),
     Case("FEWER_WAVES", 64, lambda x: x.var(1), rows=4, columns=2**24),
@@ -97,8 +99,11 @@ CASES = (
     Case("LANES", 32, lambda x: x.sum(0)),
     Case("DEEP_TIMES", 4, lambda x: x.sum(0), columns=8191),
     Case("COLUMN_BLOCKS", 1, lambda x: x.sum(0)),
+    Case("COLUMN_BLOCKS", 1, lambda x: x.sum(0), dtype="f8"),
+    Case("COLUMN_BLOCKS", 1, lambda x: x.var(0)),
     Case("EMPTY_PART", 1, lambda x: x.sum(0), columns=2**16),
     Case("EMPTY_PART", 1, lambda x: x.var(0), columns=2**16),
+    Case("MANY_COLUMNS", NEVER, lambda x: x.var(0), columns=2**15),
     Case("MANY_COLUMNS", NEVER, lambda x: x.var(0), columns=2**16),
     Case("MANY_COST", NEVER, lambda x: np.exp(np.sin(x)).var(0), columns=2**16),
     Case("FLIGHT_COST", NEVER, lambda x: np.exp(np.sin(x)).sum(keepdims=True)),
@@ -124,14 +129,17 @@ CASES = (
 
 
 @contextmanager
-def changed(number: str, value: int) -> Iterator[None]:
-    """The table with another value of a number."""
-    kept = getattr(tuning, number)
-    setattr(tuning, number, value)
+def changed(number: str, value: int | tuple[int, ...]) -> Iterator[None]:
+    """The table with other values of a number, or of several."""
+    names = number.split(", ")
+    kept = [getattr(tuning, name) for name in names]
+    for name, other in zip(names, value if type(value) is tuple else (value,), strict=True):
+        setattr(tuning, name, other)
     try:
         yield
     finally:
-        setattr(tuning, number, kept)
+        for name, before in zip(names, kept, strict=True):
+            setattr(tuning, name, before)
 
 
 def describe_launches(program: Any) -> list[Any]:
@@ -176,13 +184,13 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="size of each input")
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
-    print("number           other     table ms  other ms  ratio")
+    print("number                other     table ms  other ms  ratio")
     for n, case in enumerate(CASES):
-        if options.only and case.number not in options.only:
+        if options.only and not {*case.number.split(", ")} & {*options.only}:
             continue
         other = "never" if case.other == NEVER else str(case.other)
         row = measure(case, options.mib * 2**20, options.turns)
-        print(f"{case.number:16s} {other:>6s} {row}  (case {n})", flush=True)
+        print(f"{case.number:20s} {other:>6s} {row}  (case {n})", flush=True)
         free_memory()
 
 

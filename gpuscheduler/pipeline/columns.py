@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from .comparable import (
     ANYBODYS,
     UNSHARED,
     WATCHED,
+    Lists,
     NotComparable,
     all_harmless,
     is_task_data,
@@ -34,12 +36,16 @@ from .comparable import (
 Key = Any
 Column = Sequence[Any]
 _NONE = type(None)
+_FIRST = itemgetter(0)
+_FUNCTION, _ARGUMENTS, _NAMED = attrgetter("func"), attrgetter("args"), attrgetter("kwargs")
+_FLAGS, _KEY = attrgetter("data_producer", "block_fusion"), attrgetter("key")
+_BOUNDS = [attrgetter(name) for name in ("start", "stop", "step")]
 
 
 class OneByOne(Protocol):
     """Words for single values, and what they have in common with all others of a layer."""
 
-    lists: int
+    lists: Lists
     plain: set[str]
     data: list[Key]
 
@@ -60,6 +66,8 @@ class OneByOne(Protocol):
     def count(self, n: int) -> None: ...
 
     def watch(self, it: Any) -> None: ...
+
+    def decide_lists(self) -> int: ...
 
     def function_words(self, function: Any) -> tuple[Any, bool]: ...
 
@@ -93,7 +101,7 @@ class ColumnWords:
         words = self.words
         if kind is tuple:
             return self._legacy(items)
-        if kind is Task and all(type(t.func) is not Chunk for t in items):
+        if kind is Task and Chunk not in set(map(type, map(_FUNCTION, items))):
             return self._tasks(items)
         if kind is Alias:
             return self._plain(items)
@@ -108,15 +116,18 @@ class ColumnWords:
         words, kinds = self.words, set(map(type, keys))
         if kinds != {tuple} or not all(keys):
             return tuple([words.key_words(k) for k in keys])
-        firsts = [k[0] for k in keys]
+        firsts = list(map(_FIRST, keys))
         numbers = {name: words.name_number(name) for name in dict.fromkeys(firsts)}
         if len(numbers) == 1:
             who: Any = (numbers[firsts[0]], len(keys))
         else:
             who = integers([numbers[name] for name in firsts])
-        index = [k[1:] for k in keys]
-        flat = list(chain.from_iterable(index))
-        return "keys", who, _lengths(index), self._index(flat)
+        index = list(chain.from_iterable(keys))
+        if len(lengths := set(map(len, keys))) == 1:
+            del index[:: lengths.pop()]  # the names
+        else:
+            index = list(chain.from_iterable([k[1:] for k in keys]))
+        return "keys", who, _lengths(keys), self._index(index)
 
     def _index(self, flat: Column) -> Any:
         """Words for all that stands in keys behind their names."""
@@ -138,7 +149,7 @@ class ColumnWords:
             return self._tuples(column)
         if kinds == {list}:
             inner = list(chain.from_iterable(column))
-            if not self.words.lists and not set(map(type, inner)) <= {list, tuple}:
+            if not set(map(type, inner)) <= {list, tuple} and not self.words.decide_lists():
                 raise NotComparable
             return list, _lengths(column), self._legacy(inner)
         if len(kinds) > 1:
@@ -146,9 +157,13 @@ class ColumnWords:
         return self._plain(column)
 
     def _tuples(self, column: Column) -> Any:
+        if all(column):
+            heads = list(map(_FIRST, column))
+            if set(map(type, heads)) == {str}:
+                return TaskRef, self._keys(column)
+            if len(set(map(id, heads))) == 1 and callable(heads[0]):
+                return "calls", self._calls(column)
         heads = [v[0] if v else None for v in column]
-        if set(map(type, heads)) == {str}:
-            return TaskRef, self._keys(column)
         kinds = [0 if type(h) is str else 1 if callable(h) else 2 for h in heads]
         if set(kinds) == {1}:
             return "calls", self._calls(column)
@@ -161,7 +176,7 @@ class ColumnWords:
         return "tuples", integers(kinds), tuple(out)
 
     def _calls(self, column: Column) -> Any:
-        rows = [(id(v[0]), len(v)) for v in column]
+        rows = list(zip(map(id, map(_FIRST, column)), map(len, column), strict=True))
 
         def tell(some: Column) -> Any:
             function = some[0][0]
@@ -175,8 +190,9 @@ class ColumnWords:
     # ---- tasks as objects
 
     def _tasks(self, column: Column) -> Any:
-        rows = [(id(t.func), len(t.args), *t.kwargs) for t in column]
-        flags = [(t.data_producer, t.block_fusion) for t in column]
+        functions, args = map(id, map(_FUNCTION, column)), map(len, map(_ARGUMENTS, column))
+        rows: list[Any] = list(zip(functions, args, map(tuple, map(_NAMED, column)), strict=True))
+        flags = list(map(_FLAGS, column))
         facts: Any = set(flags)
         facts = (*facts, len(flags)) if len(facts) == 1 else tuple(flags)
 
@@ -185,7 +201,7 @@ class ColumnWords:
             if first.func is apply:
                 return apply, tuple(map(self.words.task_words, some))
             names = tuple(first.kwargs)
-            columns = list(zip(*[t.args for t in some], strict=True))
+            columns = list(zip(*map(_ARGUMENTS, some), strict=True))
             columns += [tuple([t.kwargs[name] for t in some]) for name in names]
             return names, self._call_words(first.func, columns, self._plain)
 
@@ -197,11 +213,12 @@ class ColumnWords:
         """Words for calls of one function, from the columns of their arguments."""
         words, before = self.words, self.words.lists
         said, fresh = words.function_words(function)
-        if fresh:
-            words.lists = UNSHARED
-        else:
+
+        def decide() -> int:
             trusted = is_trusted(function) and all(map(all_harmless, columns))
-            words.lists = WATCHED if trusted else ANYBODYS
+            return WATCHED if trusted else ANYBODYS
+
+        words.lists = UNSHARED if fresh else decide
         out = said, tuple([tell(c) for c in columns])
         words.lists = before
         return out
@@ -224,17 +241,16 @@ class ColumnWords:
         if kind is str:
             words.string_words(column)
             return kind, tuple(column)
-        if kind is tuple or (kind is list and words.lists):
+        if kind is tuple or (kind is list and words.decide_lists()):
             if kind is list:
                 for v in column:
                     words.watch(v)
             return kind, _lengths(column), self._plain(list(chain.from_iterable(column)))
         if kind is TaskRef or kind is Alias:
-            keys = [v.key for v in column] if kind is TaskRef else [v.target for v in column]
-            return kind, self._keys(keys)
+            keys = map(_KEY, column) if kind is TaskRef else [v.target for v in column]
+            return kind, self._keys(list(keys))
         if kind is slice:
-            bounds = [v.start for v in column], [v.stop for v in column], [v.step for v in column]
-            return kind, tuple([self._plain(b) for b in bounds])
+            return kind, tuple([self._plain(list(map(bound, column))) for bound in _BOUNDS])
         if kind is float or kind is complex:
             return kind, tuple(map(repr, column))
         if kind is Task:
@@ -242,7 +258,7 @@ class ColumnWords:
         if kind is DataNode:
             return kind, self._plain([v.value for v in column])
         if kind is List:
-            args = [v.args for v in column]
+            args = list(map(_ARGUMENTS, column))
             return kind, _lengths(args), self._plain(list(chain.from_iterable(args)))
         if kind is np.random.SeedSequence:
             return kind, tuple(map(seed_words, column))

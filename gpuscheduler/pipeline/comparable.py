@@ -10,11 +10,12 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, GraphNode, NestedContainer, Task, TaskRef
+from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
 from dask.utils import Dispatch, apply
 
 from ..frontend.captured import made_of
-from ..frontend.chunk import Chunk
+from ..frontend.chunk import Chunk, ChunkTask
+from ..frontend.graph import is_chunk
 from ..frontend.rebuild import has_name
 from ..sparse_parts import arrays_of, library_of
 from ..values import sizeof
@@ -27,6 +28,8 @@ TRUSTED = ("cupy", "cupyx", "dask", "numpy", "scipy", __name__.partition(".")[0]
 #: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
 #: that do not, so that it only has to be watched; or seen by nobody but such functions.
 ANYBODYS, WATCHED, UNSHARED = range(3)
+#: One of these, or what finds it out.
+Lists = int | Callable[[], int]
 
 
 #: Types of values in which there is no function.
@@ -112,6 +115,22 @@ class SameObject:
 
 
 # ---- data
+
+
+def find_value(item: Any) -> Any:
+    """The value that an item of a layer is, where it is one."""
+    if is_chunk(item):
+        return item.func
+    return item.value if type(item) is DataNode else item
+
+
+def find_values(items: Sequence[Any]) -> list[Any]:
+    """The values of these items, most often all persisted chunks."""
+    if set(map(type, items)) == {ChunkTask}:
+        functions = [task.func for task in items]
+        if set(map(type, functions)) == {Chunk}:
+            return functions
+    return list(map(find_value, items))
 
 
 def data_facts(data: Sequence[Any], home: Home) -> tuple[Any, ...]:

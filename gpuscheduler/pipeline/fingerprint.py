@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import WRAPPER_ASSIGNMENTS, cached_property, partial
-from operator import is_not
+from operator import is_not, itemgetter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 from weakref import ref
@@ -42,9 +42,12 @@ from .comparable import (
     UNSHARED,
     WATCHED,
     Home,
+    Lists,
     NotComparable,
     SameObject,
     data_facts,
+    find_value,
+    find_values,
     is_harmless,
     is_task_data,
     is_trusted,
@@ -204,12 +207,15 @@ class FingerprintReader:
             if name not in order:
                 order[name] = said[name]
                 stack += said[name].names[::-1]
-        data = [_value(layers[name][k]) for name, s in order.items() for k in s.data]
+        data: list[Any] = []
+        for name, s in order.items():
+            if s.data:
+                data += find_values([layers[name][k] for k in s.data])
         inside = [array for s in order.values() for array in s.inside]
         data += inside
         around = [v for s in order.values() for v in s.around]
-        held = {id(v) for v in data}
-        if any(type(v) is np.ndarray and id(v) in held for v, _ in around):
+        told = {id(v) for v, _ in around if type(v) is np.ndarray}
+        if told and not told.isdisjoint(map(id, data)):
             raise NotComparable  # an array that is told by its values, and is data elsewhere
 
         def number_keys(keys: Collection[Key]) -> tuple[Any, ...]:
@@ -276,6 +282,15 @@ def _name_of(key: Key) -> str:
     return name
 
 
+def names_of(keys: Sequence[Key]) -> list[str]:
+    """The names of keys, each once."""
+    if set(map(type, keys)) == {tuple} and all(keys):
+        names = list(dict.fromkeys(map(itemgetter(0), keys)))
+        if set(map(type, names)) == {str}:
+            return names
+    return list(dict.fromkeys(map(_name_of, keys)))
+
+
 def _index_of(key: Key) -> Any:
     return key[1:] if type(key) is tuple else None
 
@@ -295,7 +310,7 @@ class _LayerWords:
         self.one = False  # whether arrays here can be data: it is one task for all blocks
         self.around: list[Variable] = []
         self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
-        self.lists = ANYBODYS  # what the lists and dictionaries that come are
+        self.lists: Lists = ANYBODYS  # what the lists and dictionaries that come are
         self.watched: set[int] = set()  # ids of these, and of arrays
         self.left = MOST_WORDS
 
@@ -316,7 +331,7 @@ class _LayerWords:
                 tuple([(self.name_number(k), self._blocks(v)) for k, v in layer.io_deps.items()]),
             )  # fmt: skip
         elif type(layer) is MaterializedLayer and len(layer) <= MOST_TASKS:
-            makes = list(dict.fromkeys([_name_of(k) for k in layer]))
+            makes = names_of(list(layer))
             if len(layer) >= FEWEST_ROWS:
                 words = ColumnWords(self).words_of(layer.mapping)
             else:
@@ -356,7 +371,7 @@ class _LayerWords:
         return (self(argument) if index is None else self.name_number(argument)), self(index)
 
     def item_words(self, key: Key, item: Any) -> Any:
-        value = _value(item)
+        value = find_value(item)
         if is_task_data(value) or library_of(type(value)) is not None:
             self.data.append(key)
             return Chunk
@@ -376,7 +391,7 @@ class _LayerWords:
         if type(item) is tuple and item and type(item[0]) is str:
             return TaskRef, self.key_words(item)
         if type(item) is list:  # Dask makes another of it
-            if not self.lists and not all(type(x) in (list, tuple) for x in item):
+            if not all(type(x) in (list, tuple) for x in item) and not self.decide_lists():
                 raise NotComparable
             return (list, *[self.legacy_words(x) for x in item])
         return self(item)
@@ -428,7 +443,7 @@ class _LayerWords:
                 self.count(len(v))
                 return kind, integers(v)
             return (kind, *[self(x) for x in v])
-        if kind is list and self.lists:
+        if kind is list and self.decide_lists():
             self.watch(v)
             return (kind, *[self(x) for x in v])
         if kind is TaskRef or kind is Alias:
@@ -448,7 +463,7 @@ class _LayerWords:
             return kind, self(v.value)
         if isinstance(v, NestedContainer):
             return (kind, *[self(a) for a in v.args])
-        if kind is dict and self.lists:
+        if kind is dict and self.decide_lists():
             self.watch(v)
             return (kind, *[(self(k), self(x)) for k, x in v.items()])
         return self._object(v, kind)
@@ -465,9 +480,17 @@ class _LayerWords:
         words, fresh = self.function_words(function)
         if function is apply and args:
             function, args = args[0], args[1:]
-        watched = WATCHED if is_trusted(function) and all(map(is_harmless, args)) else ANYBODYS
-        self.lists = UNSHARED if fresh else watched
+
+        def decide() -> int:
+            return WATCHED if is_trusted(function) and all(map(is_harmless, args)) else ANYBODYS
+
+        self.lists = UNSHARED if fresh else decide
         return words
+
+    def decide_lists(self) -> int:
+        """Say what lists are here; it is found out where there is one, as most tasks have none."""
+        self.lists = out = self.lists if isinstance(self.lists, int) else self.lists()
+        return out
 
     def watch(self, it: Any) -> None:
         if self.lists is WATCHED and id(it) not in self.watched:  # the layer keeps it alive
@@ -488,7 +511,8 @@ class _LayerWords:
         return found
 
     def _object(self, v: Any, kind: type) -> Any:
-        before, lists = (self.lists, self.one), self.lists
+        lists = self.decide_lists() if kind is np.ndarray else ANYBODYS
+        before = self.lists, self.one
         self.lists = ANYBODYS  # what is in it may be anybody's
         words = self._parts(v, kind, lists)
         self.lists, self.one = before
@@ -563,16 +587,6 @@ class _LayerWords:
         others = tuple(f.__annotations__.items()), vars(f).get("__wrapped__")
         about = f.__name__, f.__qualname__, f.__doc__, self(others)  # what may be asked of it
         return FunctionType, f.__code__, SameObject(f.__globals__), self(inside), self(given), about
-
-
-# ---- their data
-
-
-def _value(item: Any) -> Any:
-    """The value that an item of a layer is, where it is one."""
-    if is_chunk(item):
-        return item.func
-    return item.value if type(item) is DataNode else item
 
 
 # ---- plans

@@ -543,8 +543,8 @@ FUSION = {
         "    return sum(every)\n",
     ),
     "which name a key has does not count": (
-        'return "keys", who, _lengths(index), self._index(flat)',
-        'return "keys", _lengths(index), self._index(flat)',
+        'return "keys", who, _lengths(keys), self._index(index)',
+        'return "keys", _lengths(keys), self._index(index)',
     ),
     "which tasks call a function does not count": (
         "return integers(order), tuple(map(tell, groups))",
@@ -587,7 +587,7 @@ FUSION = {
         "g for g in graph.globals",
     ),
     "lists may be changed by anybody": (
-        "if kind is list and self.lists:",
+        "if kind is list and self.decide_lists():",
         "if kind is list:",
     ),
     "lists and arrays that tasks read are not watched": (
@@ -603,7 +603,7 @@ FUSION = {
         "WATCHED if is_trusted(function) else ANYBODYS",
     ),
     "an array is told by its values and data, too": (
-        "if any(type(v) is np.ndarray and id(v) in held for v, _ in around):",
+        "if told and not told.isdisjoint(map(id, data)):",
         "if False:",
     ),
     "what is persisted has the names of the first round": (

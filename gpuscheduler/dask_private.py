@@ -78,6 +78,8 @@ broadcast_one = dask.array.wrap._broadcast_trick_inner.func
 wrapped_qr: Any = dask.array.linalg._wrapped_qr
 #: What the tasks do by which Dask keeps the names of two computations apart.
 prohibit_reuse = ProhibitReuse._identity
+#: Under what name the graph of an expression is kept in it.
+_GRAPH = "_gpuscheduler_graph"
 #: What a copied `Blockwise` layer has to forget.
 CACHED_BY_BLOCKWISE = ("_dims", "_cached_dict")
 
@@ -105,7 +107,12 @@ def layers_of(value: Any) -> HighLevelGraph | None:
     >>> len(layers_of(da.ones(3).dask).layers), layers_of(3)
     (1, None)
     """
-    if isinstance(getattr(type(value), "hlg", None), property):
+    if isinstance(value, HLGFinalizeCompute):  # it would build one at each look, of all blocks
+        known = vars(value)
+        if _GRAPH not in known:
+            known[_GRAPH] = value.hlg
+        value = known[_GRAPH]
+    elif isinstance(getattr(type(value), "hlg", None), property):
         value = value.hlg
     return value if isinstance(value, HighLevelGraph) else None
 

@@ -25,7 +25,7 @@ from dask.base import collections_to_expr
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from ..dask_private import HLGExpr, HLGExprSequence
+from ..dask_private import HLGExpr, HLGExprSequence, layers_of
 from ..forks import new_rlock
 from ..frontend.builder import key_lists
 from ..plan.plan import Plan
@@ -139,8 +139,8 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> PlanKey | None:
     words: list[Any] = [config.get(s, None) for s in SETTINGS]
     layers: list[Any] = []
     for op in operands:
-        hlg = getattr(op, "hlg", None)
-        if not isinstance(hlg, HighLevelGraph):
+        hlg = layers_of(op)
+        if hlg is None:
             return None
         optimizer = op.low_level_optimizer
         if isinstance(optimizer, MethodType):  # another one each time
@@ -345,7 +345,8 @@ def _size(dsk: Any) -> tuple[Any, ...]:
         [
             (type(layer), len(layer) if type(layer) is MaterializedLayer else 0)
             for op in operands
-            for layer in op.hlg.layers.values()
+            if (graph := layers_of(op)) is not None
+            for layer in graph.layers.values()
         ]
     )
 

@@ -104,7 +104,7 @@ class ColumnWords:
         if kind is Task and Chunk not in set(map(type, map(_FUNCTION, items))):
             return self._tasks(items)
         if kind is Alias:
-            return self._plain(items)
+            return self.column_words(items)
         if (kind is ChunkTask and all(type(t.func) is Chunk for t in items)) or (
             kind is not Chunk and is_task_data(items[0])
         ):
@@ -154,7 +154,7 @@ class ColumnWords:
             return list, _lengths(column), self._legacy(inner)
         if len(kinds) > 1:
             return _by_type(column, self._legacy)
-        return self._plain(column)
+        return self.column_words(column)
 
     def _tuples(self, column: Column) -> Any:
         if all(column):
@@ -168,9 +168,9 @@ class ColumnWords:
         if set(kinds) == {1}:
             return "calls", self._calls(column)
         if set(kinds) == {2}:
-            return "plain", self._plain(column)
+            return "plain", self.column_words(column)
         out = []
-        for kind, tell in enumerate((self._keys, self._calls, self._plain)):
+        for kind, tell in enumerate((self._keys, self._calls, self.column_words)):
             some = [v for v, k in zip(column, kinds, strict=True) if k == kind]
             out.append(tell(some) if some else None)
         return "tuples", integers(kinds), tuple(out)
@@ -203,7 +203,7 @@ class ColumnWords:
             names = tuple(first.kwargs)
             columns = list(zip(*map(_ARGUMENTS, some), strict=True))
             columns += [tuple([t.kwargs[name] for t in some]) for name in names]
-            return names, self._call_words(first.func, columns, self._plain)
+            return names, self._call_words(first.func, columns, self.column_words)
 
         return Task, facts, _by_group(column, rows, tell)
 
@@ -223,10 +223,11 @@ class ColumnWords:
         words.lists = before
         return out
 
-    def _plain(self, column: Column) -> Any:
+    def column_words(self, column: Column) -> Any:
+        """Words for values that stand in one place of many tasks, or in one list."""
         kinds = set(map(type, column))
         if len(kinds) > 1:
-            return _by_type(column, self._plain)
+            return _by_type(column, self.column_words)
         if not kinds:
             return ()
         (kind,) = kinds
@@ -245,21 +246,21 @@ class ColumnWords:
             if kind is list:
                 for v in column:
                     words.watch(v)
-            return kind, _lengths(column), self._plain(list(chain.from_iterable(column)))
+            return kind, _lengths(column), self.column_words(list(chain.from_iterable(column)))
         if kind is TaskRef or kind is Alias:
             keys = map(_KEY, column) if kind is TaskRef else [v.target for v in column]
             return kind, self._keys(list(keys))
         if kind is slice:
-            return kind, tuple([self._plain(list(map(bound, column))) for bound in _BOUNDS])
+            return kind, tuple([self.column_words(list(map(bound, column))) for bound in _BOUNDS])
         if kind is float or kind is complex:
             return kind, tuple(map(repr, column))
         if kind is Task:
             return self._tasks(column)
         if kind is DataNode:
-            return kind, self._plain([v.value for v in column])
+            return kind, self.column_words([v.value for v in column])
         if kind is List:
             args = list(map(_ARGUMENTS, column))
-            return kind, _lengths(args), self._plain(list(chain.from_iterable(args)))
+            return kind, _lengths(args), self.column_words(list(chain.from_iterable(args)))
         if kind is np.random.SeedSequence:
             return kind, tuple(map(seed_words, column))
         if len(set(map(id, column))) == 1:

@@ -12,12 +12,12 @@ from weakref import ref
 
 import numpy as np
 from dask import config
-from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
+from dask._task_spec import Alias, DataNode, GraphNode, List, NestedContainer, Task, TaskRef
 from dask.array.core import load_store_chunk
 from dask.array.optimization import optimize as optimize_array
 from dask.blockwise import Blockwise
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.highlevelgraph import Layer, MaterializedLayer
 from dask.layers import (
     ArrayBlockIdDep,
     ArrayChunkShapeDep,
@@ -27,7 +27,7 @@ from dask.layers import (
 )
 from dask.utils import Dispatch, apply, methodcaller
 
-from ..dask_private import HLGExpr, HLGExprSequence
+from ..dask_private import HLGExpr, HLGExprSequence, layers_of
 from ..frontend.captured import FRESH, Variable, all_unchanged, made_of
 from ..frontend.chunk import Chunk
 from ..frontend.graph import is_chunk
@@ -181,8 +181,8 @@ class FingerprintReader:
         layers: dict[str, Layer] = {}
         every: list[tuple[Any, list[Key]]] = []
         for op in dsk.operands if isinstance(dsk, HLGExprSequence) else [dsk]:
-            hlg = getattr(op, "hlg", None)
-            if not isinstance(hlg, HighLevelGraph) or len(hlg.layers) > MOST_LAYERS:
+            hlg = layers_of(op)
+            if hlg is None or len(hlg.layers) > MOST_LAYERS:
                 raise NotComparable
             if op.low_level_optimizer is not optimize_array:
                 raise NotComparable  # whose optimisation may put data into its tasks
@@ -209,8 +209,7 @@ class FingerprintReader:
                 stack += said[name].names[::-1]
         data: list[Any] = []
         for name, s in order.items():
-            if s.data:
-                data += find_values([layers[name][k] for k in s.data])
+            data += find_values([layers[name][k] for k in s.data])
         inside = [array for s in order.values() for array in s.inside]
         data += inside
         around = [v for s in order.values() for v in s.around]
@@ -462,6 +461,8 @@ class _LayerWords:
         if kind is DataNode:
             return kind, self(v.value)
         if isinstance(v, NestedContainer):
+            if len(v.args) >= FEWEST_ROWS and set(map(type, v.args)) <= {TaskRef, List}:
+                return kind, ColumnWords(self).column_words(v.args)  # of a result's blocks, mostly
             return (kind, *[self(a) for a in v.args])
         if kind is dict and self.decide_lists():
             self.watch(v)

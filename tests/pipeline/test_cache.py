@@ -21,6 +21,7 @@ import dask.bag as db
 import numpy as np
 import pytest
 import toolz
+from dask._expr import HLGFinalizeCompute
 from dask._task_spec import Task
 from dask.callbacks import Callback
 from dask.core import flatten
@@ -99,6 +100,27 @@ def test_the_expression_of_what_is_persisted_is_made_once(scheduler, planned, mo
     with Callback(pretask=lambda *_: None):  # which sees the tasks: it is planned for that
         x.persist()
     assert len(made) == 4
+
+
+def test_the_graph_of_a_result_is_built_once(scheduler, monkeypatch):
+    """It has a task that reads all blocks, and Dask builds it at each look."""
+    built, real = [], HLGFinalizeCompute.hlg.fget
+    x = da.arange(32, chunks=2).persist()
+    first, other = x + 1, x + 2
+    for y in (first, other):
+        np.testing.assert_array_equal(y.compute(), np.arange(32) + (1 if y is first else 2))
+
+    def seen(expr):
+        graph = real(expr)
+        built.append(weakref.ref(graph))
+        return graph
+
+    monkeypatch.setattr(HLGFinalizeCompute, "hlg", property(seen))
+    for n, y in enumerate((first, x + 1, other, x + 2)):  # known, from a template
+        np.testing.assert_array_equal(y.compute(), np.arange(32) + (1 if n < 2 else 2))
+        assert len(built) == n + 1
+    gc.collect()
+    assert not any(graph() for graph in built)
 
 
 def test_what_is_no_graph_of_layers_is_persisted_as_dask_does_it(scheduler):

@@ -3,6 +3,7 @@
 import copy
 import operator
 from functools import partial
+from itertools import pairwise
 
 import dask.array as da
 import numpy as np
@@ -149,6 +150,15 @@ def task(*args, **kwargs):
     return Task("key", np.add, *args, **kwargs)
 
 
+#: The blocks of a result, as one task reads all of them.
+BLOCKS = [TaskRef(("x", n)) for n in range(10)]
+
+
+def rows_of(*lengths):
+    ends = np.cumsum((0, *lengths)).tolist()
+    return List(*[List(*BLOCKS[a:b]) for a, b in pairwise(ends)])
+
+
 #: Pairs of columns of tasks that differ in one thing.
 DIFFERENT = {
     "truth": ([task(1), task(0)], [task(True), task(False)]),
@@ -177,6 +187,8 @@ DIFFERENT = {
         [task(X), task(Y), Task("k", G, X)], [task(X), Task("k", G, X), task(Y)]
     ),
     "calls and keys": ([(F, (G, P), Q)], [(F, P, (G, Q))]),
+    "blocks of a result": ([task(List(*BLOCKS))], [task(List(*BLOCKS[::-1]))]),
+    "where rows of blocks end": ([task(rows_of(1, 2, *[1] * 7))], [task(rows_of(2, 1, *[1] * 7))]),
     "aliases": ([Alias(P), Alias(Q)], [Alias(Q), Alias(P)]),
     "data and values": ([DataNode("k", 5), np.ones(2)], [np.ones(2), DataNode("k", 5)]),
     "producers": ([task(X)], [Task("key", np.add, X, _data_producer=True)]),

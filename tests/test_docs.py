@@ -21,6 +21,7 @@ import yaml
 
 import gpuscheduler
 from gpuscheduler.cli.command_line import main
+from graphs.bench.__main__ import PARTS, TOOLS
 from tests.test_structure import MODULES, ROOMS, imports_of
 
 ROOT = Path(__file__).parents[1]
@@ -250,6 +251,24 @@ def test_results_are_short_and_have_their_history():
     for row in history:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"]), row
         assert all(row[column] for column in ("workload", "metric", "value")), row
+
+
+def test_measuring_commands_of_the_documents_exist():
+    """They name parts or tools of `graphs.bench`, and options that the tool's file reads."""
+    results = (ROOT / "graphs" / "RESULTS.md").read_text(encoding="utf-8")
+    text = "\n".join([*DOCUMENTS.values(), results])
+    lines = re.findall(r"`python\s+-m\s+graphs\.bench\s+([^`]+)`", text)
+    assert len(lines) > 20
+    for line in lines:
+        names = [word for word in line.split() if not word.startswith("-")]
+        if names[0] in TOOLS:
+            source = (ROOT / "graphs" / "bench" / f"{names[0]}.py").read_text(encoding="utf-8")
+            for option in re.findall(r"--[a-z-]+", line):
+                assert f'"{option}"' in source, line
+        elif names != ["PART"]:
+            assert set(names) <= PARTS.keys(), line
+    named = set(re.findall(r"`([a-z_]+)`", DOCUMENTS["docs/performance.md"]))
+    assert set(TOOLS) - named <= {"usual"}  # which `make usual` runs
 
 
 # ---- the examples

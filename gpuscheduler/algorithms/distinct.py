@@ -307,8 +307,8 @@ def _find_distinct(
     token = tokenize(x, wants_index, wants_counts, equal_nan, runs)
     dsk: dict[Any, Any] = {}
 
-    def add(step: str, at: Any, function: Any, *args: Any) -> TaskRef:
-        key = (f"{what}-{step}-{token}", *at)
+    def add(step: str, index: Any, function: Any, *args: Any) -> TaskRef:
+        key = (f"{what}-{step}-{token}", *index)
         dsk[key] = Task(key, function, *args)
         return TaskRef(key)
 
@@ -359,9 +359,9 @@ def _search_whole(
     whole: Any = (f"{what}-table-{name}", 0)
     blocks = [TaskRef((table.name, b)) for b in range(table.numblocks[0])]
     dsk: dict[Any, Any] = {whole: Task(whole, join, List(*blocks))}
-    for at in np.ndindex(*x.numblocks):
-        key = (name, *at)
-        dsk[key] = Task(key, function, TaskRef(whole), TaskRef((x.name, *at)), *args)
+    for block in np.ndindex(*x.numblocks):
+        key = (name, *block)
+        dsk[key] = Task(key, function, TaskRef(whole), TaskRef((x.name, *block)), *args)
     graph = HighLevelGraph.from_collections(name, dsk, dependencies=[table, x])
     meta = array_module(x._meta).empty((0,) * x.ndim, dtype)
     return da.Array(graph, name, x.chunks, meta=meta)

@@ -322,9 +322,9 @@ def _of_lines(what: str, a: Any, axes: tuple[int, ...], request: _Request) -> An
     n, front = a.numblocks[axis], (0,) * len(request.shape)
     name = f"{what}-{tokenize(a, axis, request)}"
     dsk: dict[Any, Any] = {}
-    for at in product(*(range(a.numblocks[i]) for i in left)):
-        key = (name, *front, *at)
-        blocks = [TaskRef((a.name, *at[:axis], b, *at[axis:])) for b in range(n)]
+    for index in product(*(range(a.numblocks[i]) for i in left)):
+        key = (name, *front, *index)
+        blocks = [TaskRef((a.name, *index[:axis], b, *index[axis:])) for b in range(n)]
         dsk[key] = Task(key, _select_in_lines, List(*blocks), axis, tuple(request))
     chunks = (*((n,) for n in request.shape), *(a.chunks[i] for i in left))
     graph = HighLevelGraph.from_collections(name, dsk, dependencies=[a])
@@ -352,8 +352,8 @@ def _select_in_one(blocks: list[Any], asked: tuple[Any, ...]) -> Any:
     if not valid or (missing and not request.ignore_nan):
         out = np.full(len(request.fractions), np.nan)
     else:
-        ends = to_host(x[xp.asarray(np.concatenate([low, high]))])
-        out = interpolate(np, ends[: low.size], ends[low.size :], weight, request.method)
+        values = to_host(x[xp.asarray(np.concatenate([low, high]))])
+        out = interpolate(np, values[: low.size], values[low.size :], weight, request.method)
     return xp.asarray(np.asarray(out).astype(request.dtype).reshape(request.shape))
 
 
@@ -392,7 +392,7 @@ def _select_of_runs(
     keys = np.array([merge_candidates(found, t, r) for t, r in enumerate(bounds.ranks.tolist())])
     values = values_of_keys(keys, dtype)
     low, high, weight = positions(request, valid)
-    below, above = (values[np.searchsorted(bounds.ranks, at + 1)] for at in (low, high))
+    below, above = (values[np.searchsorted(bounds.ranks, rank + 1)] for rank in (low, high))
     out = interpolate(np, below, above, weight, request.method)
     return xp.asarray(np.asarray(out).astype(request.dtype).reshape(request.shape))
 
@@ -413,8 +413,8 @@ def _select_in_lines(blocks: list[Any], axis: int, asked: tuple[Any, ...]) -> An
             out[number] = np.nan
             continue
         below, above = (
-            xp.take_along_axis(x, xp.asarray(at[number])[..., None], axis=-1)[..., 0]
-            for at in (low, high)
+            xp.take_along_axis(x, xp.asarray(ranks[number])[..., None], axis=-1)[..., 0]
+            for ranks in (low, high)
         )
         value = interpolate(xp, below, above, xp.asarray(weight[number]), request.method)
         out[number] = xp.where(valid > 0, value, np.nan) if out.dtype.kind == "f" else value
@@ -437,10 +437,10 @@ def positions(request: _Request, n: Any) -> tuple[Any, Any, Any]:
     """
     n = np.asarray(n, np.int64)
     q = np.array(request.fractions).reshape(-1, *(1,) * n.ndim)
-    at, weight = _position(request.method, n, q)
-    low = np.floor(at)
+    position, weight = _position(request.method, n, q)
+    low = np.floor(position)
     if weight is None:
-        weight = at - low
+        weight = position - low
     last = np.maximum(n - 1, 0)
     high = np.clip(low + 1, 0, last).astype(np.int64)
     weight = np.where(low < 0, 0.0, weight)
@@ -449,32 +449,35 @@ def positions(request: _Request, n: Any) -> tuple[Any, Any, Any]:
 
 
 def _position(method: str, n: Any, q: Any) -> tuple[Any, Any]:
-    """Where a quantile is among n elements, and the weight of the next if it is no fraction."""
+    """Return the position of a quantile among n elements, and the weight of the next element.
+
+    The weight is None where it is the fraction of the position.
+    """
     if method == _MEDIAN:
-        at = (n - 1) / 2
-        return at + 0 * q, None
+        position = (n - 1) / 2
+        return position + 0 * q, None
     if method == "linear":
         return (n - 1) * q, None
     if method in CONTINUOUS:
         alpha, beta = CONTINUOUS[method]
         return n * q + (alpha + q * (1 - alpha - beta)) - 1, None
     if method == "averaged_inverted_cdf":
-        at = n * q - 1
-        return at, np.where(at == np.floor(at), 0.5, 1.0)
+        position = n * q - 1
+        return position, np.where(position == np.floor(position), 0.5, 1.0)
     if method == "midpoint":
-        at = (n - 1) * q
-        return np.floor(at), np.where(at == np.floor(at), 0.0, 0.5)
+        position = (n - 1) * q
+        return np.floor(position), np.where(position == np.floor(position), 0.0, 0.5)
     if method == "inverted_cdf":
-        at = np.ceil(n * q - 1)
+        position = np.ceil(n * q - 1)
     elif method == "closest_observation":
-        at = n * q - 1.5
-        low = np.floor(at)
-        at = np.where((at == low) & (low % 2 == 1), low, low + 1)
+        position = n * q - 1.5
+        low = np.floor(position)
+        position = np.where((position == low) & (low % 2 == 1), low, low + 1)
     else:
-        at = (n - 1) * q
+        position = (n - 1) * q
         rounded: dict[str, Any] = {"lower": np.floor, "higher": np.ceil, "nearest": np.around}
-        at = rounded[method](at)
-    return at, np.zeros(np.broadcast(n, q).shape)
+        position = rounded[method](position)
+    return position, np.zeros(np.broadcast(n, q).shape)
 
 
 def interpolate(xp: Any, low: Any, high: Any, weight: Any, method: str) -> Any:

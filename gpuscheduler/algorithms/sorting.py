@@ -281,15 +281,15 @@ def sort_line_blocks(
     whole, n = f"{what}-lines-{name}", x.numblocks[axis]
     others = [range(1) if i == axis else range(k) for i, k in enumerate(x.numblocks)]
     dsk: dict[Any, Any] = {}
-    for at in product(*others):
-        keys = [(*at[:axis], b, *at[axis + 1 :]) for b in range(n)]
+    for index in product(*others):
+        keys = [(*index[:axis], b, *index[axis + 1 :]) for b in range(n)]
         reads = [[_ref(c.name, k) for k in keys] for c in columns]
-        key: Any = (name, *at) if n == 1 else (whole, *at)
+        key: Any = (name, *index) if n == 1 else (whole, *index)
         dsk[key] = Task(key, function, List(*[List(*r) for r in reads]), axis)
         if n == 1:
             continue
         known = not any(math.isnan(c) for c in x.chunks[axis])
-        lengths: Any = (f"{what}-lengths-{name}", *at)
+        lengths: Any = (f"{what}-lengths-{name}", *index)
         if not known:
             each: list[Any] = [(f"{what}-length-{name}", *k) for k in keys]
             for length, block in zip(each, reads[0], strict=True):
@@ -338,11 +338,11 @@ def _sort_large_lines(
         sorted_lines = [
             sort_long(
                 what,
-                [c[(*at[:axis], slice(None), *at[axis:])] for c in columns],
+                [c[(*line[:axis], slice(None), *line[axis:])] for c in columns],
                 index=index,
                 descending=descending,
             )
-            for at in product(*(range(x.shape[i]) for i in others))
+            for line in product(*(range(x.shape[i]) for i in others))
         ]
         out = da.stack(sorted_lines, axis=-1).reshape(
             (x.shape[axis], *(x.shape[i] for i in others))
@@ -426,9 +426,10 @@ class _SampleSort:
             self._parts(merged, group, lengths)
         return _array(self.name, self.dsk, self.columns, self.index)
 
-    def add(self, step: str, number: Any, function: Callable[..., Any], *args: Any) -> TaskRef:
-        at = number if isinstance(number, tuple) else (number,)
-        key = (f"{self.what}-{step}-{self.token}", *at)
+    def add(self, step: str, index: Any, function: Callable[..., Any], *args: Any) -> TaskRef:
+        """Add the task of a step with this index, an int or a tuple. Returns a reference to it."""
+        index = index if isinstance(index, tuple) else (index,)
+        key = (f"{self.what}-{step}-{self.token}", *index)
         self.dsk[key] = Task(key, function, *args)
         return TaskRef(key)
 

@@ -251,14 +251,16 @@ def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
         if found is None:
             continue
         function, n, coordinates = found
-        at = f"coordinates-{name}", source.key[1 + axis]
+        coordinates_key = f"coordinates-{name}", source.key[1 + axis]
         arrays = list(tile.args[1:])
         if coordinates is None:
-            dsk[at] = Task(at, operator.getitem, arrays[n], DataNode(None, indices))
-            arrays[n] = TaskRef(at)
+            dsk[coordinates_key] = Task(
+                coordinates_key, operator.getitem, arrays[n], DataNode(None, indices)
+            )
+            arrays[n] = TaskRef(coordinates_key)
         else:
-            dsk[at] = DataNode(at, coordinates)
-            arrays.insert(n, TaskRef(at))
+            dsk[coordinates_key] = DataNode(coordinates_key, coordinates)
+            arrays.insert(n, TaskRef(coordinates_key))
         shape = (*where.shape[:axis], len(indices), *where.shape[axis + 1 :])
         words = DataNode(None, Tile(where.start, shape)), *arrays
         steps = [] if parts is None else [parts]

@@ -759,8 +759,8 @@ class State:
         memory = self.memory[d]
         pins = self.pins[memory]
         need = self.nbytes[i]
-        late = [j for j in inputs if memory not in where[j] and not self._is_queued(j, d)]
-        absent = [j for j in late if (j, memory) not in coming] if late else late
+        missing = [j for j in inputs if memory not in where[j] and not self._is_queued(j, d)]
+        absent = [j for j in missing if (j, memory) not in coming] if missing else missing
         for j in absent:
             need += self.nbytes[j]
         for j in inputs:
@@ -802,11 +802,11 @@ class State:
             self._send(j, src, memory, out)
         # copies into a device are in its queue, but not those from the disk
         ahead = self.ahead and not self.aside[i]
-        if not late or (ahead and all(coming[j, memory] != DISK for j in late)):
+        if not missing or (ahead and all(coming[j, memory] != DISK for j in missing)):
             self._launch(i, out)
         else:
-            self.absent[i] = len(late)
-            for j in late:
+            self.absent[i] = len(missing)
+            for j in missing:
                 self.awaited.setdefault((j, memory), []).append(i)
         return True
 

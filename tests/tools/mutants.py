@@ -33,12 +33,12 @@ SENT = """        for j in absent:
 """
 LAUNCHED = """        # copies into a device are in its queue, but not those from the disk
         ahead = self.ahead and not self.aside[i]
-        if not late or (ahead and all(coming[j, memory] != DISK for j in late)):
+        if not missing or (ahead and all(coming[j, memory] != DISK for j in missing)):
             self._launch(i, out)
 """
 LAUNCHED_LATE = """        if self.ahead:
             pass
-        elif not late:
+        elif not missing:
             self._launch(i, out)
 """
 
@@ -64,16 +64,16 @@ MUTANTS = {
         "        if not self.aside[i]:\n            for r in self.readers[i]:",
     ),
     "without ahead, launched before its inputs came": (
-        "if not late or (ahead and all(coming[j, memory] != DISK for j in late)):",
-        "if not late or all(coming[j, memory] != DISK for j in late):",
+        "if not missing or (ahead and all(coming[j, memory] != DISK for j in missing)):",
+        "if not missing or all(coming[j, memory] != DISK for j in missing):",
     ),
     "ahead, launched when its inputs came": (
-        "if not late or (ahead and all(coming[j, memory] != DISK for j in late)):",
-        "if not late:",
+        "if not missing or (ahead and all(coming[j, memory] != DISK for j in missing)):",
+        "if not missing:",
     ),
     "ahead, launched before the disk is read": (
-        "if not late or (ahead and all(coming[j, memory] != DISK for j in late)):",
-        "if not late or ahead:",
+        "if not missing or (ahead and all(coming[j, memory] != DISK for j in missing)):",
+        "if not missing or ahead:",
     ),
     "launched before the copies that it needs are sent": (
         SENT + LAUNCHED,
@@ -180,8 +180,8 @@ MUTANTS = {
         "            else:\n                src = min(where[j])\n",
     ),
     "a value on its way is sent again": (
-        "absent = [j for j in late if (j, memory) not in coming] if late else late",
-        "absent = late",
+        "absent = [j for j in missing if (j, memory) not in coming] if missing else missing",
+        "absent = missing",
     ),
     # values of the graph
     "values of the graph are launched": ("if not n and i not in self.given:", "if not n:"),
@@ -227,8 +227,8 @@ MUTANTS = {
         "if self.place[r] == d:",
     ),
     "what writes a file is launched before its copies have come": (
-        "        ahead = self.ahead and not self.aside[i]\n        if not late",
-        "        ahead = self.ahead\n        if not late",
+        "        ahead = self.ahead and not self.aside[i]\n        if not missing",
+        "        ahead = self.ahead\n        if not missing",
     ),
     "what was read from a file is not there any more": (
         "        if self.again[i]:  # it is where it was read, too\n",

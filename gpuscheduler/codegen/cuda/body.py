@@ -251,11 +251,15 @@ class Body:
         return out
 
     def load_and_use(
-        self, condition: str, at: str, coords: list[str], site: LoopSite,
+        self, condition: str, point: str, coords: list[str], site: LoopSite,
         use: Callable[[NodeTree, str], list[str]],
     ) -> list[str]:  # fmt: skip
-        """Load what a thread reads at a time, then use it: `use(tree, which)` gives statements for
-        one vector. Where it is not in the core, it is loaded when it is used."""
+        """Write the loops that load what a thread reads at a time, and then use it.
+
+        `point` defines the number of a vector, such as "j = first + u"; the loops run while
+        `condition` on it holds. `use(tree, which)` gives statements for one vector. Outside the
+        core inputs are loaded where they are used.
+        """
         schedule = self.schedule
         tree = schedule.tree if schedule.core is None else schedule.core
         inner, loads, uses = self.loop_inputs(tree), [], use(tree, "u")
@@ -263,7 +267,7 @@ class Body:
             layouts = dict.fromkeys(schedule.layout_of[tree.letter, k] for k in inner)
             index = schedule.index
             offsets = [f"const {index} o{n} = {self.places.offset(n, site)};" for n in layouts]
-            return self.loop_vectors(condition, at, [*coords, *offsets, *uses])
+            return self.loop_vectors(condition, point, [*coords, *offsets, *uses])
         if inner:
             loads = self.loads(tree, inner, site, f"{self.register(tree)}#[u]")
         if schedule.core is not None:
@@ -277,16 +281,16 @@ class Body:
             loads = [holds, *loads, "}"] if inner else []
         return [
             *self.declare_registers(tree, schedule.times),
-            *(self.loop_vectors(condition, at, [*coords, *loads]) if inner else []),
-            *self.loop_vectors(condition, at, [*coords, *uses]),
+            *(self.loop_vectors(condition, point, [*coords, *loads]) if inner else []),
+            *self.loop_vectors(condition, point, [*coords, *uses]),
         ]
 
-    def loop_vectors(self, condition: str, at: str, lines: list[str]) -> list[str]:
+    def loop_vectors(self, condition: str, point: str, lines: list[str]) -> list[str]:
         """Statements for each of the vectors that a thread has at a time."""
         schedule = self.schedule
         return unroll(
             f"int u = 0; u < {schedule.times}; ++u",
-            [f"const {schedule.count} {at};", f"if ({condition}) {{", *lines, "}"],
+            [f"const {schedule.count} {point};", f"if ({condition}) {{", *lines, "}"],
         )
 
     def compute_elements(

@@ -7,7 +7,7 @@ import numpy as np
 from .. import _device as d
 
 CUBLAS_FILL_MODE_LOWER, CUBLAS_FILL_MODE_UPPER = 0, 1
-CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
+CUBLAS_OP_N, CUBLAS_OP_T, CUBLAS_OP_C = 0, 1, 2
 handles = {}  # the device of each
 modes = {}  # the math mode of each, where it was set
 TF32 = 3
@@ -45,6 +45,10 @@ def _matrix(address, rows, columns, pitch, dtype):
     return np.lib.stride_tricks.as_strided(raw, (rows, columns), (size, pitch * size))
 
 
+def _turned(x, how):
+    return (x, x.T, x.conj().T)[how]
+
+
 def _gemm(dtype):
     def gemm(handle, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
         assert handles[handle] == d.here.device, "a handle of another device"
@@ -53,8 +57,8 @@ def _gemm(dtype):
             d.memory_at(address).read(stream)
         d.memory_at(c).write(stream)
         alpha, beta = (_matrix(x, 1, 1, 1, dtype)[0, 0] for x in (alpha, beta))
-        a = _matrix(a, k, m, lda, dtype).T if transa else _matrix(a, m, k, lda, dtype)
-        b = _matrix(b, n, k, ldb, dtype).T if transb else _matrix(b, k, n, ldb, dtype)
+        a = _turned(_matrix(a, *((k, m) if transa else (m, k)), lda, dtype), transa)
+        b = _turned(_matrix(b, *((n, k) if transb else (k, n)), ldb, dtype), transb)
         a, b = _rounded(a, handle), _rounded(b, handle)
         c = _matrix(c, m, n, ldc, dtype)
         c[...] = alpha * (a @ b) if beta == 0 else alpha * (a @ b) + beta * c
@@ -75,8 +79,7 @@ def _geam(dtype):
             if factor:  # what counts nothing is not read
                 d.memory_at(at).read(stream)
                 rows, columns = (n, m) if trans else (m, n)
-                part = _matrix(at, rows, columns, pitch, dtype)
-                total = total + factor * (part.T if trans else part)
+                total = total + factor * _turned(_matrix(at, rows, columns, pitch, dtype), trans)
         d.memory_at(c).write(stream)
         _matrix(c, m, n, ldc, dtype)[...] = total
 

@@ -311,7 +311,7 @@ def _layers(
         mine = groups_of[name]
         known = not measured_steps.isdisjoint(mine)
         measured = sum([seconds[g] for g in mine]) / 1e9 if known else None
-        limit = _limit(machine, measured, touched, operations) if is_gpu else ""
+        limit = _describe_bound(machine, measured, touched, operations) if is_gpu else ""
         code = ", ".join(dict.fromkeys([o.code for g in mine for o in table.origins[g] if o.code]))
         out.append(ExplainedLayer(
             label, line, code, how, reason, int(times), int(reads), int(makes), predicted,
@@ -333,8 +333,10 @@ def _kind_text(work: Any) -> str:
     return "as written"
 
 
-def _limit(machine: Machine, seconds: float | None, touched: float, operations: float) -> str:
-    """What bounds a layer, memory or arithmetic, and the part of the peak rate that it reaches."""
+def _describe_bound(
+    machine: Machine, seconds: float | None, touched: float, operations: float
+) -> str:
+    """Describe what bounds a layer and the part of the peak rate that it reaches: "memory 84%"."""
     if not seconds:
         return ""
     parts = {

@@ -234,7 +234,7 @@ def _open(observed: SchedulerFacts, option: Any) -> Dashboard | None:
         return None
     address = parse_address(option)
     if address is None:
-        raise ValueError(f"dashboard={option!r} is no address")
+        raise ValueError(f"dashboard={option!r}: use True, 'top', or an address such as ':8788'")
     host, port = address
     require_bokeh()
     with _lock:

@@ -360,9 +360,9 @@ def nbytes_of(steps: list[Any]) -> int:
     if len(steps) < MANY:
         return STEP * len(steps)
     seen: set[int] = set()
-    shared = _taken_by(steps[0], seen)  # with what is in every step
+    shared = _sum_sizes(steps[0], seen)  # with what is in every step
     some = steps[1 :: max(1, len(steps) // SAMPLE)]
-    each = sum([_taken_by(step, seen) for step in some]) / len(some)
+    each = sum([_sum_sizes(step, seen) for step in some]) / len(some)
     return shared + int((each + BESIDE) * len(steps))
 
 
@@ -370,7 +370,7 @@ def nbytes_of(steps: list[Any]) -> int:
 _NOT_OURS = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, np.ndarray, np.dtype)
 
 
-def _taken_by(thing: Any, seen: set[int]) -> int:
+def _sum_sizes(thing: Any, seen: set[int]) -> int:
     """Bytes of an object and of its parts that were not seen before."""
     nbytes, looked, stack = 0, 0, [thing]
     while stack and looked < DEEP:

@@ -107,7 +107,7 @@ def _trace_points(f: Callable[..., Any], types: list[DType], args: tuple[Any, ..
     if known is not None:
         return known
     call = functools.partial(_call_at_points, function, args)
-    out, again = [_followed_by(call, types, lengths) for lengths in _PROBES]
+    out, again = [_follow_call(call, types, lengths) for lengths in _PROBES]
     if type(out) is not type(again) or list(map(expression_tokens, out)) != list(
         map(expression_tokens, again)
     ):
@@ -116,7 +116,7 @@ def _trace_points(f: Callable[..., Any], types: list[DType], args: tuple[Any, ..
     return out
 
 
-def _followed_by(call: Callable[..., Any], types: list[DType], lengths: Sequence[int]) -> list[Any]:
+def _follow_call(call: Callable[..., Any], types: list[DType], lengths: Sequence[int]) -> list[Any]:
     count = len(types)
     lengths = lengths[:count]
     shapes = [tuple(lengths[k] if k == j else 1 for j in range(count)) for k in range(count)]

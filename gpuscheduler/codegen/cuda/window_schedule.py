@@ -247,10 +247,11 @@ def most_results(schedule: Schedule) -> int:
 
 
 def order_axes_for_sliding(schedule: Schedule) -> Schedule:
-    """Put the axis along which windows slide before the last one.
+    """Order the axes of sliding windows, and choose how many results a thread makes.
 
-    A part of the last axis goes in a tile, so that threads which read the same elements do so at
-    the same time.
+    The axis along which windows slide is put before the last one. A part of the last axis goes in
+    a tile, so that threads which read the same elements do so at the same time. Vectors and
+    results of a thread get fewer where they would take too many registers or statements.
     """
     if schedule.sliding_axes is None:
         return schedule

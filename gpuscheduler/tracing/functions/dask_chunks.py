@@ -76,8 +76,9 @@ def _few_moments(
 ) -> dict[str, Any] | None:
     """Merge a few moments of blocks that are one element thick and have known counts.
 
-    Computes element by element and in double precision. None of others: then nothing is reduced one
-    by one, for sums are in what Dask adds up next, and each element of that would take them anew.
+    The result has an expression for each element, in double precision. Returns None for other
+    moments. Then short rows are not reduced by expressions either (`short`): what Dask computes
+    next reads the sums for each of its elements, and would compute them again each time.
     """
     few = None
     if others.keys() <= {"keepdims"}:
@@ -131,6 +132,7 @@ def _moment_agg(
     pairs: Any, order: int = 2, ddof: Any = 0, dtype: Any = "f8", sum: Any = np.sum,
     axis: Any = None, **kwargs: Any,
 ) -> Any:  # fmt: skip
+    """`dask.array.reductions.moment_agg`; variances of few blocks take fewer operations."""
     few = _few_moments(pairs, order, sum, axis, kwargs)
     if few is None:
         return dask_reductions.moment_agg(pairs, order, ddof, dtype, sum, axis, **kwargs)

@@ -236,10 +236,15 @@ def _choose_side(
     return HOST, "the way to a GPU and back takes as long"
 
 
+def bytes_made_on_host(plan: Plan) -> int:
+    """Bytes of all that the host makes itself beside GPUs, as far as they are known."""
+    tasks: list[Any] = [s.task for s in plan.steps if host_only(s.task)]
+    return sum([int(task.made) for task in tasks])
+
+
 def _fits_host(plan: Plan) -> bool:
-    """Whether the host has room for all that it makes itself, which no limit counts."""
-    made = sum([s.task.made for s in plan.steps if host_only(s.task)])  # type: ignore[attr-defined]
-    return bool(made <= PART_HOSTED * plan.machine.host_memory)
+    """Whether the host has room for all that it makes itself, which no run evicts."""
+    return bytes_made_on_host(plan) <= PART_HOSTED * plan.machine.host_memory
 
 
 def _fits_gpus(plan: Plan) -> bool:

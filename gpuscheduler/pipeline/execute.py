@@ -38,6 +38,7 @@ from ..runtime.simulated import predict
 from ..runtime.state import DEEP_WINDOW, WINDOW, State
 from ..runtime.tape import LaunchTape, record_tape
 from . import planner
+from .choice import bytes_made_on_host
 from .compile import write_in_place
 from .plan_entry import PlanEntry
 from .results import RunResults, collect_values, keep_chunks
@@ -345,6 +346,7 @@ class PlanExecutor:
         limit = self.admission.limit
         if HOST in limit:  # what has no room on the GPUs is spilled there
             most[HOST] = sum([max(0, n - limit[m]) for m, n in most.items() if m >= 0])
+            most[HOST] += bytes_made_on_host(known)
         return most
 
     def _most_bytes(self, graph: Graph, known: Plan) -> dict[int, int]:

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -209,6 +210,45 @@ def test_values_of_the_host_are_within_its_memory(monkeypatch):
     with gpuscheduler.Scheduler("cuda:0") as s, dask.config.set(NUMPY):
         text = str(s.plan(costly(large()).map_blocks(called, dtype="f4").std(axis=0)))
         assert "the host has no room for what called functions make beside GPUs" in text
+
+
+@pytest.mark.parametrize("room", [1.7, 4.0])
+def test_a_run_waits_where_the_host_has_no_room_for_its_values(room):
+    """Of each run the host makes all blocks; two have room beside one another, or not."""
+    begun, waited, together = threading.Event(), threading.Event(), threading.Event()
+
+    def first(block):
+        np.lib.stride_tricks.as_strided(block, block.shape, block.strides)  # no kernel does this
+        if begun.is_set():  # one block waits: the other threads are for the second run
+            return block + 1
+        begun.set()
+        end = time.monotonic() + 60
+        while not (together.is_set() or s._turns.waiting) and time.monotonic() < end:
+            time.sleep(1e-3)
+        if not together.is_set():
+            waited.set()
+        return block + 1
+
+    def second(block):
+        np.lib.stride_tricks.as_strided(block, block.shape, block.strides)
+        together.set()
+        return block + 1
+
+    x = blocks()
+    limit = int(room * A.nbytes)
+    with (
+        gpuscheduler.Scheduler("cuda:0", numpy="gpu", host_memory=limit) as s,
+        dask.config.set(NUMPY),
+    ):
+        both = [(x * 2).map_blocks(f, meta=A[:0]) for f in (first, second)]
+        wanted = A * np.float32(2) + 1
+        with ThreadPoolExecutor(2) as pool:
+            one = pool.submit(both[0].compute, scheduler=s.get)
+            assert begun.wait(60)
+            two = pool.submit(both[1].compute, scheduler=s.get)
+            for done in (one, two):
+                same(done.result(), wanted)
+    assert waited.is_set() == (room < 2)
 
 
 def test_modes_give_the_same_values():

@@ -176,7 +176,7 @@ class _Kept(NamedTuple):
 
 
 class PlanCache:
-    """The latest plans and the latest templates, with half of `limit` bytes each.
+    """The latest plans and the latest templates, with equal parts of `limit` bytes.
 
     Steps that a plan shares with its template are counted in both. Beside them are the latest plans
     that templates gave, with an eighth of `limit` for what these do not share. `available` returns
@@ -187,10 +187,11 @@ class PlanCache:
         self, limit: int = MEMORY, available: Callable[[], int] | None = None, part: float = PART
     ):
         self.limit, self._available, self._part = limit, available, part
-        self._plans: _LatestBySize[_Kept] = _LatestBySize(limit // 2)
-        self._templates: _LatestBySize[PlanTemplate] = _LatestBySize(limit // 2)
+        half, rest = _divide_limit(limit)
+        self._plans: _LatestBySize[_Kept] = _LatestBySize(half)
+        self._templates: _LatestBySize[PlanTemplate] = _LatestBySize(half)
         #: Plans that templates gave last, by structure.
-        self._filled: _LatestBySize[FilledTemplate] = _LatestBySize(limit // 8)
+        self._filled: _LatestBySize[FilledTemplate] = _LatestBySize(rest)
         self._reader = FingerprintReader()
         self._culled: _LatestBySize[bool] = _LatestBySize(
             REMEMBERED
@@ -208,9 +209,10 @@ class PlanCache:
         """Drop the oldest plans and templates until `limit` bytes are left."""
         limit = LEAST if limit is None else limit
         if self.nbytes > limit:
-            self._filled.shrink(limit // 8)
-            self._plans.shrink(limit // 2 - limit // 16)
-            self._templates.shrink(limit // 2 - limit // 16)
+            half, rest = _divide_limit(limit)
+            self._filled.shrink(rest)
+            self._plans.shrink(half)
+            self._templates.shrink(half)
 
     def _make_room(self, nbytes: int) -> None:
         """Shed until all, with `nbytes` more, take their part of the available memory."""
@@ -383,6 +385,12 @@ def _sum_sizes(thing: Any, seen: set[int]) -> int:
         nbytes += object.__sizeof__(it) if isinstance(it, GraphNode) else getsizeof(it)
         stack += get_referents(it)
     return nbytes
+
+
+def _divide_limit(limit: int) -> tuple[int, int]:
+    """Bytes that plans and templates may take each, and those for plans that templates gave."""
+    rest = limit // 8
+    return (limit - rest) // 2, rest
 
 
 class _LatestBySize(Generic[T]):

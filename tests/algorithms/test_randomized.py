@@ -9,8 +9,7 @@ import pytest
 
 import gpuscheduler
 from gpuscheduler import linalg
-
-from .test_tall_kernel import matrix
+from tests.support.matrices import tall_matrix
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
@@ -30,7 +29,7 @@ def test_a_matrix_of_low_rank_is_found_exactly(dtype, chunks):
 
 def test_the_error_is_that_of_the_bound():
     """Halko, Martinsson and Tropp, theorem 10.5: the mean over draws, and some room for it."""
-    x = matrix(400, 100, 1e3)
+    x = tall_matrix(400, 100, 1e3)
     values = np.linalg.svd(x, compute_uv=False)
     least = np.sqrt((values[8:] ** 2).sum())
     errors = {}

@@ -123,11 +123,11 @@ def test_the_limit_is_the_larger_of_bandwidth_and_arithmetic():
     table = step_table(plan)
     machine = Machine.uniform(2, bandwidth=1e9, flops=1e12)
     work = table.work[0]
-    from gpuscheduler.diagnostics.explain import _limit
+    from gpuscheduler.diagnostics.explain import _describe_bound
 
-    assert _limit(machine, 1.0, 5e8, 1e9) == "memory 50%"
-    assert _limit(machine, 1.0, 1e6, 9e11) == "arithmetic 90%"
-    assert _limit(machine, None, 1e6, 1e9) == ""
+    assert _describe_bound(machine, 1.0, 5e8, 1e9) == "memory 50%"
+    assert _describe_bound(machine, 1.0, 1e6, 9e11) == "arithmetic 90%"
+    assert _describe_bound(machine, None, 1e6, 1e9) == ""
     assert work.kernels == 0
 
 

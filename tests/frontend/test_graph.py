@@ -28,7 +28,7 @@ from gpuscheduler.plan.build import make_plan
 from gpuscheduler.plan.machine import Machine
 from gpuscheduler.runtime.loop import run
 from gpuscheduler.runtime.simulated import InOrderDevices
-from graphs import _roots
+from graphs import _blocks
 from tests.support.strategies import (
     dags,
     graph_of,
@@ -728,7 +728,7 @@ def test_an_input_that_is_also_in_a_list_is_not_sent():
 
 def test_what_is_sent_may_be_read_again_unless_a_result_replaces_it():
     a, b = np.ones((400, 400)), np.ones((400, 400))
-    x = _roots.views(a, 200)
+    x = _blocks.views(a, 200)
     for target, again in ((a, 0), (a[::-1], 0), (b, 4)):
         stored = da.store(sending(x) + 1, target, lock=False, compute=False)
         graph = sent_graph(stored)

@@ -30,6 +30,7 @@ import gpuscheduler
 from gpuscheduler import Scheduler
 from gpuscheduler.pipeline import cache, compile
 from gpuscheduler.pipeline.cache import MANY, STEP, PlanCache, PlanKey, signature
+from gpuscheduler.pipeline.plan_entry import PlanEntry
 from tests.frontend.test_graph import WORKLOADS
 
 
@@ -653,16 +654,16 @@ def test_plans_are_kept_in_a_part_of_the_memory_that_is_there(monkeypatch):
 
     def keep(n):
         plan = SimpleNamespace(steps=[None] * 10)
-        plans.keep(PlanKey((n,), [layers[n]]), graph=None, plan=plan)
+        plans.keep(PlanKey((n,), [layers[n]]), entry=PlanEntry(None, plan))
 
-    for n in range(45):
+    for n in range(40):
         keep(n)
-    assert len(plans) == 45
+    assert len(plans) == 40
     available[0] = 0  # a quarter of what plans take is theirs, but for the least
-    keep(45)
+    keep(40)
     assert plans.nbytes <= 120 * STEP
     assert plans.find(PlanKey((0,), [layers[0]])) is None
-    for n in range(46, 90):
+    for n in range(41, 90):
         keep(n)
         assert 0 < plans.nbytes <= 120 * STEP
 
@@ -672,7 +673,7 @@ def test_a_layer_that_cannot_be_watched_is_no_error():
         __slots__ = ()
 
     plans = PlanCache()
-    plans.keep(PlanKey(("w",), [Slotted()]), 1, graph=None, plan=None)
+    plans.keep(PlanKey(("w",), [Slotted()]), 1, entry=PlanEntry(None, None))
     assert plans.find(PlanKey(("w",), [Slotted()]), 1) is None
 
 

@@ -1,6 +1,6 @@
 """From a collection to its values: plan once, cache the plan, run it.
 
-comparable     What may be compared of a graph: trust in functions, and values that are data.
+comparable     What may be compared of a graph: trust in functions, data, and words.
 columns        Words for layers with a task for each block, column by column.
 fingerprint    What makes two computations alike: words of their tasks and data.
 block_qr       Have GPUs factor the tall blocks of Dask's `qr` and `svd` by Cholesky factors.

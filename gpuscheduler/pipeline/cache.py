@@ -29,13 +29,11 @@ from ..dask_private import HLGExpr, HLGExprSequence, layers_of
 from ..forks import new_rlock
 from ..frontend.builder import key_lists
 from ..plan.plan import Plan
-from .comparable import Home, SameObject
+from .comparable import Home, SameObject, has_items, items_of
 from .fingerprint import (
     SETTINGS,
     Fingerprint,
     FingerprintReader,
-    has_items,
-    items_of,
 )
 from .plan_entry import PlanEntry
 from .template import FilledTemplate, PlanTemplate, template

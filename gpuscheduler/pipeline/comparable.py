@@ -1,16 +1,18 @@
-"""What may be compared of a graph: trust in functions, and values that are data."""
+"""What may be compared of a graph: trust in functions, values that are data, and words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from operator import getitem
-from types import FunctionType
+from operator import getitem, is_not
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
+from dask.highlevelgraph import MaterializedLayer
 from dask.utils import Dispatch, apply
 
 from ..frontend.captured import made_of
@@ -24,7 +26,8 @@ from ..values import sizeof
 Home = Callable[[Any], int | None]
 
 #: Whose functions change no list, dictionary or array that they are handed beside their blocks.
-TRUSTED = ("cupy", "cupyx", "dask", "numpy", "scipy", __name__.partition(".")[0])
+OWN = __name__.partition(".")[0]
+TRUSTED = ("cupy", "cupyx", "dask", "flox", "numpy", "scipy", "xarray", OWN)
 #: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
 #: that do not, so that it only has to be watched; or seen by nobody but such functions.
 ANYBODYS, WATCHED, UNSHARED = range(3)
@@ -38,6 +41,16 @@ _PLAIN = frozenset({
 })  # fmt: skip
 
 
+#: Bytes of an array that is told by its values, at most.
+LARGEST = 65_536
+#: Whose objects are told by what they say, or are like nothing else.
+FAMILIAR = frozenset({
+    "_thread", "builtins", "cupy", "cupyx", "dask", "distributed", "numba", "numpy", "scipy", OWN,
+})  # fmt: skip
+#: What objects have that hold data, are written to, or change as they are read.
+OF_DATA = ("__array__", "__getitem__", "__next__", "__setitem__", "shape")
+
+
 class NotComparable(Exception):
     """A graph says something that may mean another thing in another graph."""
 
@@ -48,6 +61,32 @@ def is_task_data(value: Any) -> bool:
     if kind is Chunk or kind is np.ndarray:
         return True
     return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether it is another library's object, or a method of one, of which a plan says nothing.
+
+    So is what collections of xarray's end with, and what flox's functions are given.
+    """
+    owner = type(value.__self__) if type(value) is MethodType else type(value)
+    if owner is np.vectorize:
+        return True
+    if _root(owner.__module__) in FAMILIAR or issubclass(owner, type):
+        return False
+    return type(value) is MethodType or not any(hasattr(owner, name) for name in OF_DATA)
+
+
+def is_told_by_token(value: Any) -> bool:
+    """Whether Dask's token tells an object, which nobody changes once it is in a task.
+
+    Such are small indices of pandas', and what flox says of groups and how to reduce them.
+    """
+    root = _root(type(value).__module__)
+    if root == "pandas":
+        import pandas  # type: ignore[import-untyped]
+
+        return isinstance(value, pandas.Index) and value.nbytes <= LARGEST
+    return root == "flox" and not callable(value)
 
 
 def is_trusted(f: Any) -> bool:
@@ -99,6 +138,23 @@ def _root(module: Any) -> str:
     return str(module).partition(".")[0]
 
 
+class HashedWords:
+    """Words to look up by; there may be many of them, which takes time to hash."""
+
+    __slots__ = ("hash", "words")
+
+    def __init__(self, words: Any):
+        self.words, self.hash = words, hash(words)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not HashedWords or self.hash != other.hash:
+            return False
+        return self.words is other.words or bool(self.words == other.words)
+
+
 class SameObject:
     """Equal for the very same object, which it keeps alive."""
 
@@ -112,6 +168,39 @@ class SameObject:
 
     def __hash__(self) -> int:
         return id(self.it)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySlot:
+    """Stands for an array in a task."""
+
+    number: int  # among all data
+
+
+class ObjectSlot:
+    """Stands, among words, for an object in a task that says nothing of what the task does."""
+
+
+# ---- layers
+
+
+#: What is in a layer that somebody may have made of a dictionary, and may write to.
+Items = tuple[Any, ...] | None
+
+
+def items_of(layer: Any) -> Items:
+    """None of others, and of those that `persist` makes."""
+    if type(layer) is not MaterializedLayer:
+        return None
+    values = layer.mapping.values()
+    return None if is_chunk(next(iter(values), None)) else tuple(values)
+
+
+def has_items(layer: Any, items: Items) -> bool:
+    """Whether these are what is in it still."""
+    if items is None:
+        return True
+    return len(items) == len(layer.mapping) and not any(map(is_not, layer.mapping.values(), items))
 
 
 # ---- data
@@ -136,8 +225,11 @@ def find_values(items: Sequence[Any]) -> list[Any]:
 def data_facts(data: Sequence[Any], home: Home) -> tuple[Any, ...]:
     """What a plan takes from data: where it is, what it is like, and what of it is the same."""
     first: dict[int, int] = {}
-    out = []
+    out: list[tuple[Any, ...]] = []
     for n, value in enumerate(data):
+        if not is_task_data(value) and library_of(type(value)) is None:
+            out.append((first.setdefault(id(value), n), None, layout(value)))
+            continue
         place, shown, moves = home(value), value, type(value) is Chunk
         if moves:
             if place is None:  # another scheduler's
@@ -154,6 +246,8 @@ def layout(value: Any) -> Any:
         return None
     if library_of(type(value)) is not None:
         return type(value), tuple(value.shape), tuple(map(layout, arrays_of(value)))
+    if is_opaque(value):
+        return type(value)
     if not is_task_data(value) or value.dtype.hasobject:
         raise NotComparable
     return type(value), value.dtype, type_char(value.dtype), value.shape, value.strides

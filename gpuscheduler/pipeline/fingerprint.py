@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from functools import WRAPPER_ASSIGNMENTS, cached_property, partial
-from operator import is_not, itemgetter
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
 
@@ -15,6 +16,7 @@ from dask import config
 from dask._task_spec import Alias, DataNode, GraphNode, List, NestedContainer, Task, TaskRef
 from dask.array.core import load_store_chunk
 from dask.array.optimization import optimize as optimize_array
+from dask.base import tokenize
 from dask.blockwise import Blockwise
 from dask.core import flatten
 from dask.highlevelgraph import Layer, MaterializedLayer
@@ -30,7 +32,6 @@ from dask.utils import Dispatch, apply, methodcaller
 from ..dask_private import HLGExpr, HLGExprSequence, layers_of
 from ..frontend.captured import FRESH, Variable, all_unchanged, made_of
 from ..frontend.chunk import Chunk
-from ..frontend.graph import is_chunk
 from ..frontend.rebuild import has_name
 from ..frontend.tiles import Tiles
 from ..ir.expr import Expr
@@ -39,18 +40,27 @@ from ..tracing.bytecode import variables_written
 from .columns import ColumnWords, integers, seed_words
 from .comparable import (
     ANYBODYS,
+    LARGEST,
     UNSHARED,
     WATCHED,
+    ArraySlot,
+    HashedWords,
     Home,
+    Items,
     Lists,
     NotComparable,
+    ObjectSlot,
     SameObject,
     data_facts,
     find_value,
     find_values,
+    has_items,
     is_harmless,
+    is_opaque,
     is_task_data,
+    is_told_by_token,
     is_trusted,
+    items_of,
     layout,
     type_char,
 )
@@ -66,8 +76,8 @@ OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
 #: CPU cores: 1.6 s for an array of 100,000 blocks; to plan it takes 300 and more. A sum of 60,000
 #: blocks like one before it took 10 s there, and planned anew 28.)
 MOST_LAYERS, MOST_TASKS = 2_000, 200_000
-#: Words of one layer, and length of one string, and bytes of one array that is told by its values.
-MOST_WORDS, LONGEST, LARGEST = 1_000_000, 1_000, 65_536
+#: Words of one layer, and length of one string.
+MOST_WORDS, LONGEST = 1_000_000, 1_000
 #: Whose callable objects do not change once they are made: kernels and compiled functions.
 COMPILERS = ("cupy", "numba")
 #: Tasks from which on a layer is told column by column.
@@ -82,23 +92,6 @@ _ATOMS = (type(Ellipsis), Expr)
 _BOUNDS = (int, type(None))
 
 
-class HashedWords:
-    """Words to look up by; there may be many of them, which takes time to hash."""
-
-    __slots__ = ("hash", "words")
-
-    def __init__(self, words: Any):
-        self.words, self.hash = words, hash(words)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not HashedWords or self.hash != other.hash:
-            return False
-        return self.words is other.words or bool(self.words == other.words)
-
-
 @dataclass(frozen=True)
 class Fingerprint:
     """What makes two computations alike, and in what they may differ."""
@@ -110,7 +103,7 @@ class Fingerprint:
     size: int  # of the words
     holders: tuple[Layer, ...]  # the layers that have the data
     home: Home  # says where data is
-    inside: int  # how many of the data, the last ones, are in tasks
+    inside: int  # how many of the data, the last ones, are arrays and objects in tasks
 
     @cached_property
     def words(self) -> HashedWords | None:
@@ -144,7 +137,7 @@ class _LayerFingerprint:
     names: tuple[str, ...]  # where keys may stand
     plain: frozenset[str]  # strings elsewhere
     data: tuple[Key, ...]
-    inside: tuple[Any, ...]  # arrays in its task
+    inside: tuple[Any, ...]  # arrays in its task, and objects that say nothing
     around: tuple[Variable, ...]
     size: int  # of the words
 
@@ -255,25 +248,6 @@ class FingerprintReader:
         return said
 
 
-#: What is in a layer that somebody may have made of a dictionary, and may write to.
-Items = tuple[Any, ...] | None
-
-
-def items_of(layer: Any) -> Items:
-    """None of others, and of those that `persist` makes."""
-    if type(layer) is not MaterializedLayer:
-        return None
-    values = layer.mapping.values()
-    return None if is_chunk(next(iter(values), None)) else tuple(values)
-
-
-def has_items(layer: Any, items: Items) -> bool:
-    """Whether these are what is in it still."""
-    if items is None:
-        return True
-    return len(items) == len(layer.mapping) and not any(map(is_not, layer.mapping.values(), items))
-
-
 def _name_of(key: Key) -> str:
     name = key[0] if type(key) is tuple and key else key
     if type(name) is not str:
@@ -307,6 +281,7 @@ class _LayerWords:
         self.data: list[Key] = []
         self.inside: list[Any] = []
         self.one = False  # whether arrays here can be data: it is one task for all blocks
+        self.replaceable = True  # whether another object can be put where this one is
         self.around: list[Variable] = []
         self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
         self.lists: Lists = ANYBODYS  # what the lists and dictionaries that come are
@@ -451,7 +426,7 @@ class _LayerWords:
             start, stop, step = v.start, v.stop, v.step
             if all(type(n) in _BOUNDS for n in (start, stop, step)):
                 return kind, start, stop, step
-            return kind, self(start), self(stop), self(step)
+            return kind, self._fixed_words((start, stop, step))
         if kind in _ATOMS:
             return kind, v
         if kind is float or kind is complex:
@@ -466,8 +441,15 @@ class _LayerWords:
             return (kind, *[self(a) for a in v.args])
         if kind is dict and self.decide_lists():
             self.watch(v)
-            return (kind, *[(self(k), self(x)) for k, x in v.items()])
+            return (kind, *[(self._fixed_words(k), self(x)) for k, x in v.items()])
         return self._object(v, kind)
+
+    def _fixed_words(self, v: Any) -> Any:
+        """Words for what stays in a task that is filled with other data."""
+        before, self.replaceable = self.replaceable, False
+        words = self(v)
+        self.replaceable = before
+        return words
 
     def task_words(self, task: Task) -> Any:
         before, words = self.lists, self._calls(task.func, (*task.args, *task.kwargs.values()))
@@ -513,10 +495,10 @@ class _LayerWords:
 
     def _object(self, v: Any, kind: type) -> Any:
         lists = self.decide_lists() if kind is np.ndarray else ANYBODYS
-        before = self.lists, self.one
+        before = self.lists, self.one, self.replaceable
         self.lists = ANYBODYS  # what is in it may be anybody's
         words = self._parts(v, kind, lists)
-        self.lists, self.one = before
+        self.lists, self.one, self.replaceable = before
         return words
 
     def _parts(self, v: Any, kind: type, lists: int) -> Any:
@@ -553,9 +535,12 @@ class _LayerWords:
             return kind, SameObject(v)
         if kind is methodcaller:
             return kind, v.method
+        if isinstance(v, Enum):
+            return kind, SameObject(v)
         curried = root in TOOLS and kind.__name__ == "curry"
         if kind is partial or curried:
             self.one = self.one and not curried  # nobody puts others in there
+            self.replaceable = self.replaceable and not curried
             if kind is partial and vars(v):
                 raise NotComparable  # which others may ask for
             self.around.append((v, made_of(v)))
@@ -564,7 +549,14 @@ class _LayerWords:
             if is_trusted(v.func) and is_task_data(like := named.get("like")):
                 named["like"] = type(like)  # all that NumPy and Dask take from it
             return kind, words, self(v.args), *[(k, self(x)) for k, x in named.items()]
-        self.one = False  # nobody puts others in there
+        if kind is MethodType and isinstance(v.__self__, type):
+            return kind, SameObject(v.__func__), SameObject(v.__self__)
+        if is_told_by_token(v):
+            return kind, tokenize(v)
+        if self.replaceable and is_opaque(v) and root not in TOOLS:
+            self.inside.append(v)
+            return ObjectSlot, SameObject(v.__func__) if kind is MethodType else kind
+        self.one = self.replaceable = False  # nobody puts others in there
         if root in TOOLS and kind.__name__ == "Compose":
             return kind, self(v.first), self(tuple(v.funcs))
         if root == __name__.partition(".")[0]:
@@ -586,15 +578,10 @@ class _LayerWords:
         inside = tuple([v for _, (v,) in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
         others = tuple(f.__annotations__.items()), vars(f).get("__wrapped__")
-        about = f.__name__, f.__qualname__, f.__doc__, self(others)  # what may be asked of it
+        about = (
+            f.__name__,
+            f.__qualname__,
+            f.__doc__,
+            self._fixed_words(others),
+        )  # what may be asked
         return FunctionType, f.__code__, SameObject(f.__globals__), self(inside), self(given), about
-
-
-# ---- plans
-
-
-@dataclass(frozen=True, slots=True)
-class ArraySlot:
-    """Stands for an array in a task."""
-
-    number: int  # among all data

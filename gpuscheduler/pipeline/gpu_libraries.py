@@ -24,7 +24,7 @@ from ..dask_private import Expr, HLGExpr, layers_of
 from ..frontend.chunk import Chunk
 from ..frontend.graph import PIN, is_pin_rule
 from ..frontend.transfers import is_sender
-from .fingerprint import Items, has_items, items_of
+from .comparable import Items, has_items, items_of
 
 #: Libraries whose arrays are on GPUs, or may be.
 GPU = frozenset({

@@ -6,7 +6,7 @@ again.
 So is each round of an iteration: its arrays have new names, and the same functions do the same to
 new blocks. What graphs say is compared layer by layer, as Dask wrote them: a Blockwise layer is one
 task, however many blocks it has. What may not mean the same in two graphs (a mutable argument, an
-object of a user's class) makes a graph unlike all others.
+array in a class of the user's own) makes a graph unlike all others.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ import numpy as np
 from dask._task_spec import DataNode, GraphNode, Task
 
 from ..frontend.captured import Variable, all_unchanged, content
-from ..frontend.compiled_task import COMPILED
+from ..frontend.compiled_task import COMPILED, Chain, CompiledCall
 from ..frontend.graph import Graph
 from ..frontend.rebuild import attributes_of, swap_parts
 from ..frontend.task import OwnTask, TaskDescription, describe, kernels_of
 from ..frontend.transfers import SENDING
-from ..fusion.horizontal import TupleItemKey
+from ..fusion.horizontal import SequentialTasks, TupleItemKey
+from ..fusion.library_task import NumpyTask
+from ..fusion.residency import HostTask
 from ..plan.plan import OF_STRUCTURE, Step
 from ..tracing.bytecode import ClosureCells
-from .comparable import is_task_data
-from .fingerprint import ArraySlot, Fingerprint, Key
+from .comparable import ArraySlot, is_opaque, is_task_data
+from .fingerprint import Fingerprint, Key
 from .plan_entry import PlanEntry
 
 #: Tasks that send an array to a device.
 SENDERS = (*SENDING, np.ascontiguousarray)
+#: Tasks that call their parts as they were written.
+AS_WRITTEN = (Chain, CompiledCall, HostTask, NumpyTask, SequentialTasks)
 
 
 class FilledTask(OwnTask):
@@ -148,6 +152,8 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
     number: dict[int, int] = {}
     for n, value in enumerate(like.data):
         number.setdefault(id(value), n)
+    objects = {id(v): number[id(v)] for v in like.data if is_opaque(v)}
+    left = set(objects)  # of which no step was found that has them as they are
     steps = []
     every_own: dict[int, list[int]] = {}
     every_constant: dict[int, dict[Key, int]] = {}
@@ -167,6 +173,8 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
                 own, task = [*task.data], task.with_data(())
             emptied = _empty_task(task, number, known)
             if emptied is not task:
+                if objects and not _keeps_objects(task, objects, left):
+                    return None
                 slots.add(i)
                 task = emptied
         constants = {
@@ -176,6 +184,7 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
         }
         if any(id(v) not in number for v in (*own, *constants.values())):
             return None
+        left.difference_update(map(id, own))
         if _has_data(task, number, seen):
             return None
         if own:
@@ -186,6 +195,8 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
             rest = {k: v for k, v in step.constants.items() if k not in constants}
             step = replace(step, task=task, constants=rest)
         steps.append(step)
+    if left:
+        return None
     # what functions read in a module stays, whatever data it is in this round
     if any(type(g[0]) is not ClosureCells and _has_data(g[2], number, seen) for g in graph.globals):
         return None
@@ -255,7 +266,28 @@ class FilledTemplate:
         return out
 
 
-# ---- arrays in tasks
+# ---- arrays and objects in tasks
+
+
+def _keeps_objects(task: Any, objects: Mapping[int, int], left: set[int]) -> bool:
+    """Whether a task that has some of these objects is called as it was written.
+
+    What a kernel or another task of ours does may depend on what they are. Those that it has are
+    `left` no more.
+    """
+    if type(task) in AS_WRITTEN and getattr(task, "gpu_task", None) is None:
+        kept = [_keeps_objects(part, objects, left) for part in task.parts]
+        return all(kept)
+    found = set[int]()
+
+    def note(it: Any) -> Any:
+        if id(it) in objects:
+            found.add(id(it))
+        return it
+
+    swap_parts(task, note, {})
+    left -= found
+    return not found or not isinstance(task, OwnTask)
 
 
 def _empty_task(task: Any, number: Mapping[int, int], known: dict[int, Any]) -> Any:
@@ -263,7 +295,7 @@ def _empty_task(task: Any, number: Mapping[int, int], known: dict[int, Any]) -> 
 
     def swap(it: Any) -> Any:
         n = number.get(id(it))
-        return it if n is None or not is_task_data(it) else ArraySlot(n)
+        return it if n is None or not (is_task_data(it) or is_opaque(it)) else ArraySlot(n)
 
     return swap_parts(task, swap, known)
 
@@ -288,7 +320,7 @@ def _has_data(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
         if id(it) in seen:
             continue
         seen.add(id(it))
-        if id(it) in number and is_task_data(it):
+        if id(it) in number and (is_task_data(it) or is_opaque(it)):
             return True
         kind = type(it)
         if kind in (tuple, list, set, frozenset):

@@ -39,7 +39,7 @@ from gpuscheduler.fusion.task import (
     TaskWithProducers,
 )
 from gpuscheduler.ir.expr import Expr, Kernel, Out, Program, View, source
-from gpuscheduler.pipeline.fingerprint import ArraySlot
+from gpuscheduler.pipeline.comparable import ArraySlot
 from gpuscheduler.pipeline.template import FilledTask
 from gpuscheduler.plan.batching import Batch
 from gpuscheduler.plan.matmul import MatmulSumTask, OptionalTermsTask

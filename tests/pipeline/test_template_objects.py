@@ -1,0 +1,195 @@
+"""Objects of other libraries in tasks: what is planned once, and what depends on them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import dask.array as da
+import numpy as np
+import pytest
+from dask.delayed import delayed
+
+from gpuscheduler import Scheduler
+
+xr = pytest.importorskip("xarray")
+pd = pytest.importorskip("pandas")
+
+
+class Scale:
+    """An object of the user's, which may change."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, block):
+        return block * self.factor
+
+    def multiply(self, block):
+        return block * self.factor
+
+    def sort(self, block):
+        return multiply_sorted(block, self)
+
+    def choose(self, block):
+        return block * 2 if self.factor > 2 else block - 1
+
+
+def multiply(block, scale):
+    return block * scale.factor
+
+
+def multiply_sorted(block, scale):
+    return np.sort(block, axis=1) * float(np.linalg.norm([scale.factor]))
+
+
+def choose(block, scale):
+    """One of two kernels, as the object says."""
+    return block * 2 if scale.factor > 2 else block - 1
+
+
+def of_first(block, scales):
+    return block * scales[0].factor
+
+
+def of_named(block, scales):
+    return block * scales["first"].factor
+
+
+def around(f, scale):
+    def inner(block):
+        return f(block, scale)
+
+    return inner
+
+
+def by_default(scale):
+    def inner(block, scale=scale):
+        return block * scale.factor
+
+    return inner
+
+
+#: How an object comes into a task: a collection, of an array and the object.
+WAYS = {
+    "argument": lambda x, o: x.map_blocks(multiply, o, dtype="f8"),
+    "named argument": lambda x, o: x.map_blocks(multiply, scale=o, dtype="f8"),
+    "sorted": lambda x, o: x.map_blocks(multiply_sorted, o, dtype="f8"),
+    "sorted, named": lambda x, o: x.map_blocks(multiply_sorted, scale=o, dtype="f8"),
+    "chosen": lambda x, o: x.map_blocks(choose, o, dtype="f8"),
+    "partial": lambda x, o: x.map_blocks(partial(multiply, scale=o), dtype="f8"),
+    "sorted by a partial": lambda x, o: x.map_blocks(partial(multiply_sorted, scale=o), dtype="f8"),
+    "method": lambda x, o: x.map_blocks(o.multiply, dtype="f8"),
+    "method that sorts": lambda x, o: x.map_blocks(o.sort, dtype="f8"),
+    "method that chooses": lambda x, o: x.map_blocks(o.choose, dtype="f8"),
+    "called": lambda x, o: x.map_blocks(o, dtype="f8"),
+    "closure": lambda x, o: x.map_blocks(around(multiply, o), dtype="f8"),
+    "closure that sorts": lambda x, o: x.map_blocks(around(multiply_sorted, o), dtype="f8"),
+    "default": lambda x, o: x.map_blocks(by_default(o), dtype="f8"),
+    "in a tuple": lambda x, o: x.map_blocks(of_first, (o, 1), dtype="f8"),
+    "in a list": lambda x, o: x.map_blocks(of_first, [o], dtype="f8"),
+    "in a dictionary": lambda x, o: x.map_blocks(of_named, {"first": o}, dtype="f8"),
+    "twice": lambda x, o: x.map_blocks(multiply_sorted, o, dtype="f8").map_blocks(
+        multiply, o, dtype="f8"
+    ),
+    "twice, reduced": lambda x, o: (
+        x.map_blocks(multiply, o, dtype="f8") + x.map_blocks(multiply_sorted, o, dtype="f8")
+    ).sum(axis=0),
+    "vectorized": lambda x, o: x.map_blocks(
+        np.vectorize(lambda v: v * o.factor, otypes=["f8"]), dtype="f8"
+    ),
+    "delayed": lambda x, o: da.from_delayed(
+        delayed(multiply_sorted)(x, o), shape=x.shape, dtype="f8", meta=np.empty((0, 0))
+    ),
+    "axis": lambda x, o: da.apply_along_axis(
+        multiply_sorted_row, 1, x, dtype="f8", shape=(x.shape[1],), scale=o
+    ),
+}
+
+
+def multiply_sorted_row(row, scale):
+    return multiply_sorted(row[None], scale)[0]
+
+
+def check_way(scheduler, way, send=lambda x: x, fetch=np.asarray):
+    """Objects that differ, that change, and that are others of the same value."""
+    before = []
+    for n, factor in enumerate([2.0, 3.0, 3.0, 1.0]):
+        a = np.random.default_rng(n).random((8, 6))
+        scale = Scale(factor)
+        x = da.from_array(a, chunks=(4, 6))
+        y = WAYS[way](send(x), scale)
+        want = WAYS[way](x, scale)
+        for changed in (factor, factor + 4):
+            scale.factor = changed
+            for made, due in [(y, want), *before]:
+                expected = due.compute(scheduler="sync")
+                np.testing.assert_allclose(fetch(made.compute()), expected, rtol=1e-12)
+        before = [(y, want)]
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_objects_that_change(way, fuse):
+    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0) as s:
+        check_way(s, way)
+
+
+def test_what_is_called_as_it_is_written_is_planned_once():
+    with Scheduler(devices="cpu:2", fuse_least=0) as s:
+        for way in ("sorted", "sorted by a partial", "method that sorts"):
+            for factor in (2.0, 3.0):
+                a = np.random.default_rng(int(factor)).random((8, 6))
+                y = WAYS[way](da.from_array(a, chunks=(4, 6)), Scale(factor))
+                np.testing.assert_allclose(y.compute(), np.sort(a, axis=1) * factor, rtol=1e-12)
+            assert ways_of_planning(s)[-2:] == ["new", "template"], way
+
+
+def ways_of_planning(scheduler):
+    return [run.planned for run in scheduler.recorder.runs]
+
+
+def labelled(seed, name="t"):
+    """A labelled array in blocks, with coordinates of its own."""
+    a = np.random.default_rng(seed).random((24, 5))
+    times = pd.date_range(f"20{seed:02}-01-01", periods=24, freq="MS")
+    coords = {"time": times, "x": np.arange(5) + seed}
+    return xr.DataArray(
+        a, dims=("time", "x"), coords=coords, name=f"{name}{seed}", attrs={"n": seed}
+    )
+
+
+PROGRAMS = {
+    "arithmetic": lambda t: t * 2 + 1,
+    "mean": lambda t: t.mean("time"),
+    "anomalies": lambda t: t - t.mean("time"),
+    "selected": lambda t: t.isel(time=slice(3, 20, 2)),
+    "sorted": lambda t: t.sortby("x", ascending=False) + t,
+    "coarsened": lambda t: t.coarsen(time=4).max(),
+    "rolling": lambda t: t.rolling(time=3).mean(),
+    "dataset": lambda t: xr.Dataset({"a": t, "b": t.max("x")}),
+    "groups": lambda t: t.groupby("time.month").mean(),
+    "quantile": lambda t: (t.chunk({"time": -1}) if t.chunks else t).quantile(0.3, "time"),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_labelled_arrays_are_planned_once(program):
+    """Results have the labels, names and attributes of their own."""
+    with Scheduler(devices="cpu:2", fuse_least=0) as s:
+        for seed in range(3):
+            t = labelled(seed)
+            got = PROGRAMS[program](t.chunk({"time": 12})).compute()
+            xr.testing.assert_allclose(got, PROGRAMS[program](t))
+            xr.testing.assert_identical(got.isnull(), PROGRAMS[program](t).isnull())
+        # coordinates may be wanted as they are: there is no template of such a graph
+        assert ways_of_planning(s) == ["new", *["new" if program == "dataset" else "template"] * 2]
+
+
+def test_labels_that_differ_are_other_tasks():
+    """Groups are told by their labels."""
+    with Scheduler(devices="cpu:2", fuse_least=0):
+        for months in (24, 18, 24):
+            for labels in ("time.month", "time.year", "time.season"):
+                t = labelled(1).isel(time=slice(0, months))
+                got = t.chunk({"time": 12}).groupby(labels).mean().compute()
+                xr.testing.assert_allclose(got, t.groupby(labels).mean())

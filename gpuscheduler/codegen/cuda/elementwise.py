@@ -21,9 +21,6 @@ def write_loops(body: Body) -> KernelLoops:
     n = schedule.points // width
     step = f"(({schedule.count})blocks * {tuning.THREADS}u)"
     blocks = limit_blocks(schedule, -(-n // (tuning.THREADS * schedule.times)))
-    if schedule.heavy:
-        least = -(-n // (tuning.THREADS * tuning.VECTORS))
-        blocks = min(blocks, max(schedule.processors * tuning.HEAVY_WAVES, least))
     lines = [
         f"const unsigned blocks = (unsigned){arguments.slot('blocks', blocks)};",
         f"const {schedule.count} n = {arguments.number('n', n)};",

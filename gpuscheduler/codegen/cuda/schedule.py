@@ -94,8 +94,6 @@ class Schedule:
     times: int = 1
     #: Whether a block along a row may take twice as many vectors.
     deeper: bool = False
-    #: Whether a kernel computes for longer than it reads and writes.
-    heavy: bool = False
     #: Blocks that a multiprocessor shall have room for.
     at_once: int = 1
     #: Whether inputs are loaded where they are used, and not all of them before.

@@ -16,18 +16,9 @@ from __future__ import annotations
 #: No row.
 THREADS = 256
 #: Blocks per multiprocessor: so many that the end of the last ones does not matter.
-#: Row: 2026-11-28 "x + y, 16 blocks": 1.540 with 4, 1.481 with 64, 1.470 with 128.
-WAVES = 128
-#: Blocks per multiprocessor of kernels that compute for longer than they read and write, where
-#: threads have fewer than VECTORS vectors.
-#: Row: 2026-11-28 "64 blocks" of black_scholes: 2.538 with 128, 2.400 with 8.
-HEAVY_WAVES = 8
-#: Vectors of a thread, one after the other, from which on HEAVY_WAVES does not apply.
-#: Row: 2026-11-28 "black_scholes, 1 block": 2.389 with 8 blocks, 2.251 with 128.
-VECTORS = 8
-#: Cost of a point from which on a kernel computes for longer than it reads and writes.
-#: No row: black_scholes costs more, and no other workload of `graphs` does.
-HEAVY = 128
+#: Row: 2026-11-28 "x + y, 16 blocks": 1.540 with 4, 1.481 with 64, 1.470 with 128; "16 blocks" of
+#: black_scholes: 2.312 with 8, 2.337 with 64, 2.384 with 128.
+WAVES = 64
 #: Blocks per multiprocessor where each has a table in shared memory.
 #: No row.
 SHARED_WAVES = 32

@@ -52,7 +52,6 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
     row = tuning.ROW_TIMES * width  # elements, where a block goes along a row
     deeper = each <= tuning.LOAD_BYTES and row * cost <= tuning.MOST_COST and schedule.across < 0
     deeper = deeper and row * long <= tuning.MOST_INSTRUCTIONS
-    heavy = cost >= tuning.HEAVY and not tree.calls
     loads_late = each > tuning.LATE_BYTES and schedule.core is None and schedule.across < 0
     loads_late = loads_late and not (columns or schedule.scanning)
     loads_late = loads_late and all(tree.guards[k] is None for k in tree.inputs)
@@ -60,7 +59,7 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
         width = times = 1
     schedule = replace(
         schedule,
-        width=width, times=times, at_once=at_once, deeper=deeper, heavy=heavy,
+        width=width, times=times, at_once=at_once, deeper=deeper,
         loads_late=loads_late,
     )  # fmt: skip
     return schedule if loads_late or width > 1 else read_unaligned(schedule, cost, each)

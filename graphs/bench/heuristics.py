@@ -83,11 +83,8 @@ def histogram(x: Any) -> Any:
 
 
 CASES = (
-    Case("ROW_TIMES", 4, gauss_sum),
-    Case("ROW_TIMES", 4, lambda x: x.var(keepdims=True), dtype="f8"),
+    Case("TIMES, FLIGHT_BYTES", (8, 128), gauss_sum),
     Case("ROW_WAVES", 8, gauss_sum),
-    Case("ROW_TIMES, ROW_WAVES", (4, 8), gauss_sum),
-    Case("ROW_TIMES, ROW_WAVES", (4, 8), lambda x: x.sum(keepdims=True), dtype="f8"),
     Case("FEWER_WAVES", 64, lambda x: x.var(keepdims=True)),
     Case("FEWER_WAVES", 64, lambda x: x.var(keepdims=True), dtype="f8"),
     Case("FEWER_WAVES", 64, lambda x: x.var(1), rows=4, columns=2**24),

@@ -92,8 +92,6 @@ class Schedule:
     width: int = 1
     #: Vectors that a thread has under way at a time.
     times: int = 1
-    #: Whether a block along a row may take twice as many vectors.
-    deeper: bool = False
     #: Blocks that a multiprocessor shall have room for.
     at_once: int = 1
     #: Whether inputs are loaded where they are used, and not all of them before.

@@ -63,11 +63,8 @@ LOAD_BYTES = 16
 #: No row.
 MOST_WIDTH = 8
 #: Vectors that a thread has under way at a time, and where columns or lines are narrow.
-#: Row: 2026-11-28 "gauss_sum, 4 loads". For narrow columns no row.
+#: Row: 2026-11-28 "gauss_sum, 4 loads": 2.722, and 2.703 with 8. For narrow columns no row.
 TIMES, DEEP_TIMES = 4, 8
-#: Vectors that a thread along a wide row has under way at a time.
-#: Row: 2026-11-28 "8 loads" of gauss_sum: 2.703 with 64 blocks; "4 loads" beside it has 2.722.
-ROW_TIMES = 8
 #: Most bytes that a thread has under way, and for MANY_COLUMNS.
 #: No row.
 FLIGHT_BYTES, MANY_FLIGHT_BYTES = 64, 128

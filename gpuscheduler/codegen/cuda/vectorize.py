@@ -49,19 +49,12 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
     while times > 1 and times * width * long > tuning.MOST_INSTRUCTIONS:
         times //= 2
     times = times if tree.inputs else 1
-    row = tuning.ROW_TIMES * width  # elements, where a block goes along a row
-    deeper = each <= tuning.LOAD_BYTES and row * cost <= tuning.MOST_COST and schedule.across < 0
-    deeper = deeper and row * long <= tuning.MOST_INSTRUCTIONS
     loads_late = each > tuning.LATE_BYTES and schedule.core is None and schedule.across < 0
     loads_late = loads_late and not (columns or schedule.scanning)
     loads_late = loads_late and all(tree.guards[k] is None for k in tree.inputs)
     if loads_late:
         width = times = 1
-    schedule = replace(
-        schedule,
-        width=width, times=times, at_once=at_once, deeper=deeper,
-        loads_late=loads_late,
-    )  # fmt: skip
+    schedule = replace(schedule, width=width, times=times, at_once=at_once, loads_late=loads_late)
     return schedule if loads_late or width > 1 else read_unaligned(schedule, cost, each)
 
 

@@ -22,8 +22,6 @@ def divide_work(schedule: Schedule) -> Schedule:
     if schedule.scanning or schedule.sliding:
         return replace(schedule, held=held)
     wide = schedule.rows and is_wide(schedule)
-    if wide and schedule.deeper and schedule.times == tuning.TIMES:
-        schedule = replace(schedule, times=tuning.ROW_TIMES)
     return replace(schedule, held=held, wide=wide)
 
 

@@ -83,13 +83,12 @@ def histogram(x: Any) -> Any:
 
 
 CASES = (
-    Case("TIMES, FLIGHT_BYTES", (8, 128), gauss_sum),
-    Case("ROW_WAVES", 8, gauss_sum),
-    Case("FEWER_WAVES", 64, lambda x: x.var(keepdims=True)),
-    Case("FEWER_WAVES", 64, lambda x: x.var(keepdims=True), dtype="f8"),
-    Case("FEWER_WAVES", 64, lambda x: x.var(1), rows=4, columns=2**24),
-    Case("FEWER_WAVES", 64, histogram),
-    Case("BOUNDARY_WAVES", 1, lambda x: differences(x).var(1), rows=4, columns=2**24),
+    Case("TIMES, FLIGHT_BYTES, FLIGHT_COST", (8, 128, NEVER), gauss_sum),
+    Case("ROW_WAVES", 64, gauss_sum),
+    Case("ROW_WAVES", 64, lambda x: x.var(keepdims=True)),
+    Case("ROW_WAVES", 64, lambda x: x.var(keepdims=True), dtype="f8"),
+    Case("ROW_WAVES", 64, histogram),
+    Case("ROW_WAVES", 32, lambda x: differences(x).var(1), rows=4, columns=2**24),
     Case("SHARED_WAVES", 8, lambda x, y: (x + y.T).sum(keepdims=True), 2, rows=8192),
     Case("COLUMN_WAVES", 8, lambda x: x.sum(0)),
     Case("COLUMN_STEPS", 32, lambda x: x.sum(0), rows=256),

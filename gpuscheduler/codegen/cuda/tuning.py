@@ -22,16 +22,10 @@ WAVES = 64
 #: Blocks per multiprocessor where each has a table in shared memory.
 #: No row.
 SHARED_WAVES = 32
-#: Blocks per multiprocessor that share the results of rows.
-#: Row: 2026-11-28 "gauss_sum, 4 loads": 2.765 with 8, 2.722 with 64, 2.717 with 128.
-ROW_WAVES = 64
-#: Blocks per multiprocessor that share results whose parts are long to merge, or counts in bins.
-#: Row: 2026-11-28 "var, 4 loads": 2.756 with 8, 2.726 with 64. A commit of the same day has 256 MiB
-#: on an H100, and no row: 190 us with 64, 136 us with 8.
-FEWER_WAVES = 8
-#: How many times FEWER_WAVES where points beyond the core take longer than others.
-#: No row.
-BOUNDARY_WAVES = 4
+#: Blocks per multiprocessor that share the results of rows, or counts in bins.
+#: Row: 2026-11-28 "gauss_sum, 4 loads": 2.765 with 8, 2.722 with 64; "gauss_sum, one block of 256
+#: MiB": 0.0684 with 8, 0.0765 with 64; "variance, one block of 256 MiB": 0.0747 and 0.1231.
+ROW_WAVES = 8
 #: Blocks per multiprocessor that share the results of columns.
 #: No row.
 COLUMN_WAVES = 3

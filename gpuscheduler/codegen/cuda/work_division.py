@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from . import tuning
 from .loop_space import power_above, power_below
-from .nodes import part_size
 from .schedule import Schedule
 
 
@@ -48,14 +47,6 @@ def share_results(schedule: Schedule, results_: int) -> tuple[int, int, int, int
         return tuning.THREADS // lanes, lanes, 1, max(steps, 1)
     if rows:
         room = schedule.processors * tuning.ROW_WAVES // max(results_, 1)
-        if any(part_size(*kind) >= tuning.LEAST_CALLED for kind in schedule.kinds):
-            # beyond the core some parts take longer than others
-            room = min(
-                room,
-                schedule.processors
-                * tuning.FEWER_WAVES
-                * (tuning.BOUNDARY_WAVES if schedule.partly else 1),
-            )
         often = min(2 * schedule.times, 8)  # steps of a thread, at least
         share = max(1, min(room, -(-steps // (tuning.THREADS * often))))
         long = -(-max(steps, 1) // share)

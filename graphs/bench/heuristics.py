@@ -113,7 +113,6 @@ CASES = (
     Case("OFTEN", NEVER, lambda x: sum(x[:, n : n - 8] for n in range(8)).sum(keepdims=True)),
     Case("LOOSE_COST", NEVER, costly),
     Case("BESIDE", 0, neighbours),
-    Case("FEW_BYTES", 0, lambda x: differences(x).sum(0)),
     Case("MOST_COPIES", 0, histogram),
     Case("TURNED_LENGTH", NEVER, lambda x, y: x + y.T, 2, rows=8192),
     Case("LEAST_IN_PANES", NEVER, moving_mean),

@@ -112,9 +112,6 @@ LOOSE_WIDTH = 4
 #: Most elements between two views of an array whose common part is read once.
 #: Row: 2026-11-25 "nine points, 16384² float64": 4.3 before, 2.9 now; of other numbers no row.
 BESIDE = 8
-#: Bytes of a thread's inputs that a quarter of the registers holds.
-#: No row.
-FEW_BYTES = 128
 #: Places in each array that a reduction reads at each point, from which on it reads them one by
 #: one, but each once.
 #: No row: a commit of 2026-11-25.

@@ -52,7 +52,7 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
     if loads_late:
         width = times = 1
     schedule = replace(schedule, width=width, times=times, at_once=at_once, loads_late=loads_late)
-    return schedule if loads_late or width > 1 else read_unaligned(schedule, cost, each)
+    return schedule if loads_late or width > 1 else read_unaligned(schedule, cost)
 
 
 def align_width(schedule: Schedule) -> int:
@@ -100,11 +100,8 @@ def limit_width(tree: NodeTree, width: int, cost: int, long: int) -> int:
     return width
 
 
-def read_unaligned(schedule: Schedule, cost: int, each: int) -> Schedule:
-    """Write vectors of inputs that are read one by one, if that is possible.
-
-    `each` is the bytes of inputs at a point.
-    """
+def read_unaligned(schedule: Schedule, cost: int) -> Schedule:
+    """Write vectors of inputs that are read one by one, if that is possible."""
     if not can_read_unaligned(schedule, cost):
         return schedule
     if schedule.reducing:
@@ -113,9 +110,7 @@ def read_unaligned(schedule: Schedule, cost: int, each: int) -> Schedule:
             return schedule
         schedule = left
     width = unaligned_width(schedule)
-    each *= width
-    at_once = min(schedule.at_once, 2) if each <= 2 * tuning.FEW_BYTES else 1
-    return split_boundary(replace(schedule, loose=True, width=width, times=1, at_once=at_once))
+    return split_boundary(replace(schedule, loose=True, width=width, times=1, at_once=1))
 
 
 def count_instructions(tree: NodeTree) -> int:

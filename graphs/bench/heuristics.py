@@ -61,8 +61,8 @@ def moving_mean(x: Any) -> Any:
     return np.lib.stride_tricks.sliding_window_view(x, 31, 1).mean(-1)
 
 
-def moving_boxes(x: Any) -> Any:
-    return np.lib.stride_tricks.sliding_window_view(x, (7, 7)).sum((-1, -2))
+def moving_boxes(x: Any, side: int = 7) -> Any:
+    return np.lib.stride_tricks.sliding_window_view(x, (side, side)).sum((-1, -2))
 
 
 def differences(x: Any) -> Any:
@@ -114,10 +114,12 @@ CASES = (
     Case("LOOSE_COST", NEVER, costly),
     Case("BESIDE", 0, neighbours),
     Case("MOST_COPIES", 0, histogram),
+    Case("MOST_COPIES", 0, lambda x: np.histogram(x, 5, (0, 50))[0]),
     Case("TURNED_LENGTH", NEVER, lambda x, y: x + y.T, 2, rows=8192),
     Case("LEAST_IN_PANES", NEVER, moving_mean),
     Case("LEAST_IN_PANES", NEVER, moving_boxes),
     Case("MOST_AT_ONCE", 1, moving_boxes),
+    Case("MOST_AT_ONCE", 1, lambda x: moving_boxes(x, 3)),
 )
 
 

@@ -1148,21 +1148,6 @@ def prices():
         return task.program.kernels[0]
 
 
-def test_what_computes_for_long_is_done_by_fewer_blocks():
-    """A thread does some vectors one after the other, if all processors have blocks enough."""
-
-    def blocks_of(op, times, n):
-        value = source(0, (4 * n,), np.dtype("f4"))
-        for _ in range(times):
-            value = k.call(op, value)
-        return generate(Kernel((4 * n,), (value,))).blocks
-
-    vectors = [2**18, 2**21, 2**23, 2**29]
-    long, short = ([blocks_of(op, n, v) for v in vectors] for op, n in (("exp", 9), ("square", 2)))
-    assert long == [1024, 132 * 8, 2**23 // (256 * 8), 132 * 128]
-    assert short == [256, 2048, 8192, 132 * 128]
-
-
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
 def test_kernels_compile_for(arch):
     if f"compute_{arch[3:]}" not in {f"compute_{n}" for n in nvrtc().getSupportedArchs()}:

@@ -21,6 +21,7 @@ import gpuscheduler
 from gpuscheduler import Scheduler
 from gpuscheduler.codegen.cuda.kernel import generate
 from gpuscheduler.frontend.lowering import from_dask
+from gpuscheduler.frontend.task import kernels_of
 from gpuscheduler.fusion.fuser import MOST_READ, FusionPass
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.ir.expr import nodes
@@ -657,3 +658,14 @@ def test_single_operation_is_a_kernel_where_that_is_faster(monkeypatch, f, is_pr
         y = f(da.from_array(a, chunks=(500, 400)))
         assert any(type(step.task) is KernelTask for step in s.plan(y).steps) == is_program
         np.testing.assert_allclose(y.compute(), f(da.from_array(a)).compute(scheduler="sync"))
+
+
+def test_small_parts_that_dask_copies_are_read_without_gaps():
+    """Dask copies a part of at most half of a block, so that it does not keep the whole block."""
+    x = da.from_array(np.arange(64.0).reshape(8, 8), chunks=4)
+    y = x.rechunk((8, 2)).T + 1
+    with Scheduler(devices="cpu:1", fuse_least=0) as s:
+        kernels = [k for step in s.plan(y).steps for k in kernels_of(step.task)]
+        read = [one for k in kernels for _, own in k.inputs() for one in own if one is not None]
+        np.testing.assert_array_equal(y.compute(), y.compute(scheduler="sync"))
+    assert {(one.shape, one.strides) for one in read} == {((4, 2), None)}

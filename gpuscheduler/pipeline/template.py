@@ -152,6 +152,8 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
     number: dict[int, int] = {}
     for n, value in enumerate(like.data):
         number.setdefault(id(value), n)
+    # arrays that are told by their values stay: the template goes when somebody changes one
+    told = {id(it) for it, _ in like.around if type(it) is np.ndarray} - number.keys()
     objects = {id(v): number[id(v)] for v in like.data if is_opaque(v)}
     left = set(objects)  # of which no step was found that has them as they are
     steps = []
@@ -180,7 +182,7 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
         constants = {
             k: v
             for k, v in step.constants.items()
-            if is_task_data(v) and (k not in graph.beside or id(v) in number)
+            if is_task_data(v) and id(v) not in told and (k not in graph.beside or id(v) in number)
         }
         if any(id(v) not in number for v in (*own, *constants.values())):
             return None

@@ -7,7 +7,9 @@ from functools import partial
 import dask.array as da
 import numpy as np
 import pytest
+from dask._task_spec import Task, TaskRef
 from dask.delayed import delayed
+from dask.highlevelgraph import HighLevelGraph
 
 from gpuscheduler import Scheduler
 
@@ -193,3 +195,50 @@ def test_labels_that_differ_are_other_tasks():
                 t = labelled(1).isel(time=slice(0, months))
                 got = t.chunk({"time": 12}).groupby(labels).mean().compute()
                 xr.testing.assert_allclose(got, t.groupby(labels).mean())
+
+
+def multiply_first(block, numbers):
+    return block * numbers[0]
+
+
+def sort_and_multiply(block, numbers):
+    return np.sort(block, axis=1) * float(np.linalg.norm(numbers))
+
+
+def with_numbers(x, function, numbers):
+    """A collection with a task for each block, which has the array."""
+    layer = {
+        ("y", *where): Task(("y", *where), function, TaskRef((x.name, *where)), numbers)
+        for where in np.ndindex(x.numblocks)
+    }
+    graph = HighLevelGraph.from_collections("y", layer, [x])
+    return da.Array(graph, "y", x.chunks, dtype="f8")
+
+
+NUMBERS = {
+    "in a kernel": lambda x, n: with_numbers(x, multiply_first, n),
+    "as it is written": lambda x, n: with_numbers(x, sort_and_multiply, n),
+    "indices": lambda x, n: x.vindex[n.astype(int).tolist(), [0, 3]],
+    "points": lambda x, n: x.vindex[n.astype(int), np.array([0, 3])],
+}
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("way", NUMBERS)
+def test_small_arrays_that_are_told_by_their_values(way, fuse):
+    """Of equal values, changed in place, and of the values that another had before."""
+    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0) as s:
+        made, numbers = [], []
+        for n, values in enumerate([(2, 5), (2, 5), (3, 5), (2, 5), (2, 5)]):
+            a = np.random.default_rng(n).random((8, 6))
+            numbers.append(np.array(values, dtype="f8"))
+            x = da.from_array(a, chunks=(4, 6), name=f"x{n}")
+            made.append(NUMBERS[way](x, numbers[-1]))
+            for y in made:
+                np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"), rtol=1e-12)
+            if n == 2:
+                numbers[0][:] = 1, 4
+                for y in made:
+                    np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"), rtol=1e-12)
+        if way in ("indices", "points"):
+            assert ways_of_planning(s)[-1] == "template"

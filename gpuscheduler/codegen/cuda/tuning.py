@@ -59,22 +59,27 @@ MOST_WIDTH = 8
 #: Vectors that a thread has under way at a time, and where columns or lines are narrow.
 #: Row: 2026-11-28 "gauss_sum, 4 loads": 2.722, and 2.703 with 8. For narrow columns no row.
 TIMES, DEEP_TIMES = 4, 8
-#: Most bytes that a thread has under way.
+#: Most bytes that a thread has under way, and for MANY_COLUMNS.
 #: No row.
-FLIGHT_BYTES = 64
+FLIGHT_BYTES, MANY_FLIGHT_BYTES = 64, 128
 #: Most cost of the elements that a thread has under way.
 #: No row.
 FLIGHT_COST = 512
 #: Blocks that a multiprocessor has room for where columns are reduced: fewer loads are under way
-#: otherwise.
-#: Row: 2026-11-28 "sum of columns, one block of 256 MiB": 0.0684, and 0.0675 with 1.
-COLUMN_BLOCKS = 3
-#: Most columns of a thread with all that a mean and a variance need.
-#: Row: 2026-11-28 "variance of 65,536 columns, one block of 256 MiB": 0.1036, and 0.1113 with 4.
-MOMENT_WIDTH = 2
-#: Columns from which on a scan takes vectors of them. With fewer too few threads have work.
+#: otherwise. For MANY_COLUMNS, whose threads need more registers.
 #: No row.
+COLUMN_BLOCKS, MANY_COLUMN_BLOCKS = 3, 2
+#: Most columns of a thread with all that a mean and a variance need, and for MANY_COLUMNS.
+#: No row.
+MOMENT_WIDTH, MANY_MOMENT_WIDTH = 2, 4
+#: Columns from which on a thread may have four of them with all that a mean and a variance need.
+#: With fewer columns too few threads have work.
+#: Row: 2026-11-28 "variance of 65,536 columns, one block of 256 MiB": 0.1113, and 0.1036 without.
+#: It stays: the other kernel spills registers with 32,768 columns, and "standardize" was not timed.
 MANY_COLUMNS = 2**15
+#: Cost of a point from which on MANY_COLUMNS does not apply.
+#: No row.
+MANY_COST = 16
 #: Most cost of the elements that a thread takes side by side. All of it is compiled once for each
 #: element. Where there is so much to compute, the width of loads does not matter.
 #: No row: a commit of 2026-11-24 has 41 s and 1.6 s to compile thirty functions of complex numbers.

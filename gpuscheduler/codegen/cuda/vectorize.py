@@ -29,19 +29,22 @@ def choose_vector_width(schedule: Schedule) -> Schedule:
         width = 1  # or too few threads have a column
     columns = columns and not schedule.scanning
     moments = columns and any(r.op == "moment" for r in schedule.kernel.reductions)
+    many = moments and width >= tuning.MANY_MOMENT_WIDTH and cost < tuning.MANY_COST
+    many = many and schedule.points >= tuning.MANY_COLUMNS
     if moments:  # each column keeps much in registers
-        width = min(width, tuning.MOMENT_WIDTH)
-    at_once = tuning.COLUMN_BLOCKS if columns else 1
+        width = min(width, tuning.MANY_MOMENT_WIDTH if many else tuning.MOMENT_WIDTH)
+    at_once = 1
+    if columns:
+        at_once = tuning.MANY_COLUMN_BLOCKS if many else tuning.COLUMN_BLOCKS
     each = sum(
         size_of(most.nodes[k].code)
         * (width if schedule.fast_stride(schedule.layout_of[most.letter, k]) else 1)
         for k in most.inputs
     )
     deep = columns or (schedule.scanning and width == 1)
-    times = tuning.DEEP_TIMES if deep and each <= 8 else tuning.TIMES
-    while times > 1 and (
-        times * each > tuning.FLIGHT_BYTES or times * width * cost > tuning.FLIGHT_COST
-    ):
+    times = tuning.DEEP_TIMES if many or (deep and each <= 8) else tuning.TIMES
+    room = tuning.MANY_FLIGHT_BYTES if many else tuning.FLIGHT_BYTES
+    while times > 1 and (times * each > room or times * width * cost > tuning.FLIGHT_COST):
         times //= 2
     while times > 1 and times * width * long > tuning.MOST_INSTRUCTIONS:
         times //= 2

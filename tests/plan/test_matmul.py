@@ -37,7 +37,7 @@ def adds_up(task):
     return type(task) is MatmulSumTask and len(task.pairs) > 1
 
 
-@pytest.mark.parametrize(
+PRODUCTS = pytest.mark.parametrize(
     "f",
     [
         lambda x, y: x @ y,
@@ -62,11 +62,31 @@ def adds_up(task):
         "again",
     ],
 )
+
+
+@PRODUCTS
 def test_sums_of_products_are_numpys(like_gpus, f):
     z, want = f(blocks(X), blocks(Y)), f(X, Y)
     assert any(type(s.task) is MatmulSumTask for s in like_gpus.plan(z).steps)
     for _ in range(2):  # the second run has its plan
         np.testing.assert_allclose(z.compute(), want, rtol=1e-9, atol=1e-9)
+
+
+@PRODUCTS
+def test_sums_are_of_matrices_alone(like_gpus, f, monkeypatch):
+    """As cuBLAS makes them: of the inputs that are named, in the shape that is said."""
+
+    def multiply(task, values):
+        total = 0 if task.before is None else values[task.before].reshape(-1)
+        for pair in task.pairs:
+            left, right = (values[m.name].reshape(m.shape) for m in pair)
+            left, right = (v.T if m.turned else v for v, m in zip((left, right), pair, strict=True))
+            total = total + (left @ right).reshape(-1)
+        return total.reshape(task.shape)
+
+    monkeypatch.setattr(MatmulSumTask, "__call__", multiply)
+    z, want = f(blocks(X), blocks(Y)), f(X, Y)
+    np.testing.assert_allclose(z.compute(), want, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)

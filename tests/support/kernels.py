@@ -189,7 +189,10 @@ def _expression(draw, shape, arrays, sizes, depth, dtype):
     if kind == "binary":
         op = draw(st.sampled_from(BINARY[dtype.kind]))
         # a GPU gives no NaN that it computes a sign; those of our arrays have one
-        return Expr(op, (more(), more(d=0 if op == "copysign" else depth - 1)), dtype)
+        two = more(), more(d=0 if op == "copysign" else depth - 1)
+        if dtype.kind == "f" and op in ("maximum", "fmin"):  # which of 0 and -0 it is, is open
+            two = tuple([Expr("add", (v, constant(0, dtype)), dtype) for v in two])
+        return Expr(op, two, dtype)
     if kind == "where":
         other = draw(st.sampled_from(["f4", "i4", "f8"]))
         condition = Expr("less", (more(other, 1), more(other, 1)), "?")

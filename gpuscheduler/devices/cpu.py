@@ -9,7 +9,7 @@ threads read and write those that the graph names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
 from queue import SimpleQueue
@@ -53,6 +53,8 @@ REPORT_EVERY = 0.0005
 #: Seconds of a step from which on threads with nothing to do take over what waits for others: cores
 #: are not all equally fast, and the next steps should take about as long.
 LONG = 0.001
+#: ... and so do they, for each of them, in a run of so few steps that it pays to wake them.
+COARSE = 4
 #: What has become of the latest launch of a step.
 LAUNCHED, MADE, REFUSED = 0, 1, 2
 
@@ -231,6 +233,7 @@ class CpuDevices:
         self._workers = team.workers if isinstance(team, Team) else []
         self._any = not plan.bound and len(self._workers) > 1
         self._long = self._helped = False
+        self._coarse = self._any and plan.launch_count <= COARSE * len(team)
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
@@ -279,13 +282,18 @@ class CpuDevices:
                 self.slack.let_go(self.nbytes[step])
 
     def wait(self) -> list[Event]:
+        behind: list[int] = []  # steps for which their own threads have no time yet
         for place, steps in enumerate(self._launches):
             if steps:
                 self._launches[place] = []
+                if self._coarse:
+                    behind += steps[not self._workers[place].is_busy :]
                 self._open.update(dict.fromkeys(steps))
                 self.team.send(place, self._run, steps)
         if self._long and self._open:
-            self._wake()
+            self._wake(self._open.copy())
+        elif behind:
+            self._wake(behind)
         out, self._soon = self._soon, []
         if not out:
             return wait_for_events(self._events, self.team)
@@ -336,11 +344,11 @@ class CpuDevices:
 
     # ---- in the workers
 
-    def _wake(self) -> None:
+    def _wake(self, waiting: Iterable[int]) -> None:
         """Have threads with nothing to do take what waits for others."""
         idle = [place for place, worker in enumerate(self._workers) if not worker.is_busy]
         if idle:
-            wanted = len([i for i in self._open.copy() if self._may_be_taken(i)])
+            wanted = len([i for i in waiting if self._may_be_taken(i)])
             for place in idle[:wanted]:
                 self._helped = True
                 self.team.send(place, self._run, [])

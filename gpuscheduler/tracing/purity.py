@@ -219,7 +219,9 @@ class _PurityReader:
         if isinstance(f, type):
             if f.__name__ in _SPECIAL_DENIED and root_module(f) == "scipy":
                 return f"it calls {type_name(f)}"
-            return None if root_module(f) in TRUSTED else f"it calls {type_name(f)}"
+            if root_module(f) not in TRUSTED:
+                return f"it calls {type_name(f)}"
+            return None if root_module(f) == "builtins" else self._refuse_untrusted(f)
         module = type(f).__module__
         if module.startswith("gpuscheduler."):  # with a user's function in it, maybe
             return self.check_all([v for v in attributes_of(f).values() if callable(v)])

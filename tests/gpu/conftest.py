@@ -57,7 +57,10 @@ if fake:
             stream.synchronize()  # what another test has left, on purpose maybe
         fake.races.clear()
         yield
+        left = [stream for stream in fake.here.streams.values() if stream.ptr]
+        fake.here.streams.clear()  # or the next test would begin there
         assert not fake.races, fake.races[0]
+        assert not left, f"the test has left {left} current in its thread"
 
     @pytest.fixture(scope="session", autouse=True)
     def kernels_for_the_host(tmp_path_factory, libraries):

@@ -1652,3 +1652,18 @@ def test_what_numpy_has_to_say_itself_is_not_followed(name, products):
     function, x = ERRORS[name]
     with pytest.raises(NotTraceable):
         trace_function(function, [AbstractArray(x.shape, x.dtype)], products, CapturedArrays())
+
+
+def test_classes_that_draw_or_open_or_choose_are_not_called_while_tracing():
+    """They were, by their own names, as `numpy.random.RandomState` was not by its module's."""
+    from numpy import float32, memmap, vectorize
+    from numpy.random import PCG64, Generator, RandomState
+
+    for f, reason in [
+        (lambda b: b + RandomState().rand(), "draws random numbers"),
+        (lambda b: b + Generator(PCG64()).random(), "draws random numbers"),
+        (lambda b: b + memmap("x", shape=b.shape), "memmap"),
+        (lambda b: vectorize(abs)(b), "vectorize"),
+    ]:
+        assert reason in (why_impure(f) or ""), f
+    assert why_impure(lambda b: b * float32(2)) is None

@@ -114,6 +114,8 @@ class Timed:
 class Stream(Timed):
     """In order; `non_blocking` or not, it waits for the null stream only where it is told to."""
 
+    __module__ = "cupy.cuda.stream"  # as in CuPy: functions that use one are not traced
+
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None, ptr=None):
         with lock:
             self.device_id = here.device
@@ -192,6 +194,8 @@ def null(device=None):
 
 
 class Event(Timed):
+    __module__ = "cupy.cuda.stream"
+
     def __init__(self, block=False, disable_timing=False, interprocess=False):
         self.clock = {}
         self.timed, self.when = not disable_timing, None

@@ -831,6 +831,7 @@ TESTS = {
     "gpuscheduler/runtime/tape.py": ("runtime/test_tape.py",),
     "gpuscheduler/plan/matmul.py": ("plan/test_matmul.py",),
     "gpuscheduler/pipeline/columns.py": ("pipeline/test_columns.py",),
+    "gpuscheduler/fusion/task.py": (*FUSION_TESTS, "fusion/test_block_structures.py"),
 }
 
 

@@ -11,7 +11,7 @@ array in a class of the user's own) makes a graph unlike all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_not
@@ -149,22 +149,75 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
     graph, plan = planned.graph, planned.plan
     if graph.data:
         return None
-    number: dict[int, int] = {}
-    for n, value in enumerate(like.data):
-        number.setdefault(id(value), n)
-    # arrays that are told by their values stay: the template goes when somebody changes one
-    told = {id(it) for it, _ in like.around if type(it) is np.ndarray} - number.keys()
-    objects = {id(v): number[id(v)] for v in like.data if is_opaque(v)}
-    left = set(objects)  # of which no step was found that has them as they are
-    steps = []
-    every_own: dict[int, list[int]] = {}
-    every_constant: dict[int, dict[Key, int]] = {}
-    slots, known = set(), dict[int, Any]()
-    seen: set[int] = set()
+    taken, steps = _DataTaker(graph, like), []
     for i, step in enumerate(plan.steps):
+        emptied = taken.empty_step(i, step)
+        if emptied is None:
+            return None
+        steps.append(emptied)
+    # what functions read in a module stays, whatever data it is in this round
+    if any(type(g[0]) is not ClosureCells and taken.has_data(g[2]) for g in graph.globals):
+        return None
+    number = taken.number
+    less: dict[str, Any] = dict.fromkeys(("nodes", "inner_sizes", "inner_blocks"), {})
+    # what has data in it goes: otherwise tasks have other variables by now
+    less["globals"] = [
+        g for g in graph.globals if type(g[0]) is not ClosureCells or taken.empty(g[2]) is g[2]
+    ]
+    around = [v for v in (*like.around, *graph.around) if taken.empty(v) is v]
+    less["around"] = ()
+    less["values"] = {k: v for k, v in graph.values.items() if k not in number}
+    less["containers"] = {}  # nobody changes those of what is like something else
+    values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
+    plan = plan.with_steps(steps, predicted=None)
+    entry = PlanEntry(replace(graph, **less), plan, choice=planned.choice)
+    return PlanTemplate(
+        entry, like.names, taken.own, taken.constants, taken.slots, values, tuple(around)
+    )
+
+
+class _DataTaker:
+    """Takes the data of one computation out of the steps of its plan.
+
+    It owns what it has taken, by step.
+    """
+
+    def __init__(self, graph: Graph, like: Fingerprint):
+        self.graph = graph
+        #: Numbers of data, by their ids; and of those that may be inside tasks.
+        self.number: dict[int, int] = {}
+        self._inside: dict[int, int] = {}
+        for n, value in enumerate(like.data):
+            self.number.setdefault(id(value), n)
+            if is_task_data(value) or is_opaque(value):
+                self._inside.setdefault(id(value), n)
+        #: Arrays that are told by their values stay: the template goes when one changes.
+        told = {id(it) for it, _ in like.around if type(it) is np.ndarray}
+        self._told = told - self.number.keys()
+        #: Objects in tasks, by their ids.
+        self._objects = {id(v) for v in like.data if is_opaque(v)}
+        self._known: dict[int, Any] = {}
+        self._seen: set[int] = set()
+        #: Numbers of the data taken out of steps: their own, among constants, and in slots.
+        self.own: dict[int, list[int]] = {}
+        self.constants: dict[int, dict[Key, int]] = {}
+        self.slots: set[int] = set()
+
+    def empty(self, value: Any) -> Any:
+        """The value with slots in place of data; the value itself if it has none."""
+        number = self._inside
+
+        def swap(it: Any) -> Any:
+            return ArraySlot(number[id(it)]) if id(it) in number else it
+
+        return swap_parts(value, swap, self._known)
+
+    def empty_step(self, i: int, step: Step) -> Step | None:
+        """A step without its data; None where this cannot be told apart from it."""
+        number, beside = self.number, self.graph.beside
         task: Any = step.task
         own: list[Any] = []
-        others = step.key in graph.beside  # it may be an array of a module's
+        others = step.key in beside  # it may be an array of a module's
         if type(task) is DataNode and (not others or id(task.value) in number):
             own, task = [task.value], DataNode(step.key, None)
         elif step.sent and type(task) is Task and task.func in SENDERS:
@@ -173,54 +226,74 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
         else:
             if isinstance(task, OwnTask) and task.data:
                 own, task = [*task.data], task.with_data(())
-            emptied = _empty_task(task, number, known)
+            emptied = self.empty(task)
             if emptied is not task:
-                if objects and not _keeps_objects(task, objects, left):
+                if self._objects and not self._calls_objects(task):
                     return None
-                slots.add(i)
+                self.slots.add(i)
                 task = emptied
         constants = {
             k: v
             for k, v in step.constants.items()
-            if is_task_data(v) and id(v) not in told and (k not in graph.beside or id(v) in number)
+            if is_task_data(v) and id(v) not in self._told and (k not in beside or id(v) in number)
         }
-        if any(id(v) not in number for v in (*own, *constants.values())):
-            return None
-        left.difference_update(map(id, own))
-        if _has_data(task, number, seen):
+        if any(id(v) not in number for v in (*own, *constants.values())) or self.has_data(task):
             return None
         if own:
-            every_own[i] = [number[id(v)] for v in own]
+            self.own[i] = [number[id(v)] for v in own]
         if constants:
-            every_constant[i] = {k: number[id(v)] for k, v in constants.items()}
-        if own or constants or i in slots:
-            rest = {k: v for k, v in step.constants.items() if k not in constants}
-            step = replace(step, task=task, constants=rest)
-        steps.append(step)
-    if left:
-        return None
-    # what functions read in a module stays, whatever data it is in this round
-    if any(type(g[0]) is not ClosureCells and _has_data(g[2], number, seen) for g in graph.globals):
-        return None
-    less: dict[str, Any] = dict.fromkeys(("nodes", "inner_sizes", "inner_blocks"), {})
+            self.constants[i] = {k: number[id(v)] for k, v in constants.items()}
+        if not (own or constants or i in self.slots):
+            return step
+        rest = {k: v for k, v in step.constants.items() if k not in constants}
+        return replace(step, task=task, constants=rest)
 
-    def has_no_data(value: Any) -> bool:
-        """Whether it has no data in it: otherwise tasks have other variables by now."""
-        return _empty_task(value, number, known) is value
+    def _calls_objects(self, task: Any) -> bool:
+        """Whether a task calls as they were written those of its parts that have objects.
 
-    less["globals"] = [
-        g for g in graph.globals if type(g[0]) is not ClosureCells or has_no_data(g[2])
-    ]
-    around = [v for v in (*like.around, *graph.around) if has_no_data(v)]
-    less["around"] = ()
-    less["values"] = {k: v for k, v in graph.values.items() if k not in number}
-    less["containers"] = {}  # nobody changes those of what is like something else
-    values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
-    plan = plan.with_steps(steps, predicted=None)
-    entry = PlanEntry(replace(graph, **less), plan, choice=planned.choice)
-    return PlanTemplate(
-        entry, like.names, every_own, every_constant, slots, values, tuple(around)
-    )  # fmt: skip
+        What a kernel does may depend on what they are; no function that has one is traced today.
+        """
+        if type(task) in AS_WRITTEN and getattr(task, "gpu_task", None) is None:
+            return all(map(self._calls_objects, task.parts))
+        if not isinstance(task, OwnTask):
+            return True
+        objects = self._objects
+        return swap_parts(task, lambda it: None if id(it) in objects else it, {}) is task
+
+    def has_data(self, task: Any) -> bool:
+        """Whether a task has data in any of its parts that were not looked at before."""
+        seen, stack = self._seen, [task]
+        while stack:
+            it = stack.pop()
+            if id(it) in seen:
+                continue
+            seen.add(id(it))
+            if id(it) in self._inside:
+                return True
+            stack += _parts_of(it)
+        return False
+
+
+def _parts_of(it: Any) -> Iterable[Any]:
+    """Return what a task or a part of one holds, also where nobody puts others in."""
+    kind = type(it)
+    if kind in (tuple, list, set, frozenset):
+        return it  # type: ignore[no-any-return]
+    if kind is dict:
+        return it.values()  # type: ignore[no-any-return]
+    if kind is partial or kind.__name__ == "curry":
+        return [it.func, it.args, it.keywords]
+    if kind.__name__ == "Compose":
+        return [it.first, *it.funcs]
+    if kind is FunctionType:
+        # without variables that are not bound yet
+        held = [*ClosureCells.of_function(it).values(), it.__defaults__, it.__kwdefaults__]
+        if it.__code__.co_filename == COMPILED:
+            held += [v for k, v in it.__globals__.items() if k != "__builtins__"]
+        return held
+    if isinstance(it, OwnTask):
+        return it.parts
+    return attributes_of(it).values() if isinstance(it, GraphNode) else ()
 
 
 class FilledTemplate:
@@ -271,37 +344,6 @@ class FilledTemplate:
 # ---- arrays and objects in tasks
 
 
-def _keeps_objects(task: Any, objects: Mapping[int, int], left: set[int]) -> bool:
-    """Whether a task that has some of these objects is called as it was written.
-
-    What a kernel or another task of ours does may depend on what they are. Those that it has are
-    `left` no more.
-    """
-    if type(task) in AS_WRITTEN and getattr(task, "gpu_task", None) is None:
-        kept = [_keeps_objects(part, objects, left) for part in task.parts]
-        return all(kept)
-    found = set[int]()
-
-    def note(it: Any) -> Any:
-        if id(it) in objects:
-            found.add(id(it))
-        return it
-
-    swap_parts(task, note, {})
-    left -= found
-    return not found or not isinstance(task, OwnTask)
-
-
-def _empty_task(task: Any, number: Mapping[int, int], known: dict[int, Any]) -> Any:
-    """The task with slots in place of data; the task itself if it has none."""
-
-    def swap(it: Any) -> Any:
-        n = number.get(id(it))
-        return it if n is None or not (is_task_data(it) or is_opaque(it)) else ArraySlot(n)
-
-    return swap_parts(task, swap, known)
-
-
 def _fill_task(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
     return swap_parts(task, lambda it: data[it.number] if type(it) is ArraySlot else it, known)
 
@@ -312,34 +354,3 @@ def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
     if kernels_of(task):
         return task.with_originals(lambda original: FilledTask(original, data))
     return _fill_task(task, data, known)
-
-
-def _has_data(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
-    """Whether a task has data in any of its parts that were not `seen` before."""
-    stack = [task]
-    while stack:
-        it = stack.pop()
-        if id(it) in seen:
-            continue
-        seen.add(id(it))
-        if id(it) in number and (is_task_data(it) or is_opaque(it)):
-            return True
-        kind = type(it)
-        if kind in (tuple, list, set, frozenset):
-            stack += it
-        elif kind is dict:
-            stack += it.values()
-        elif kind is partial or kind.__name__ == "curry":
-            stack += [it.func, it.args, it.keywords]
-        elif kind.__name__ == "Compose":
-            stack += [it.first, *it.funcs]
-        elif kind is FunctionType:
-            stack += ClosureCells.of_function(it).values()  # without those that are not bound yet
-            stack += [it.__defaults__, it.__kwdefaults__]
-            if it.__code__.co_filename == COMPILED:
-                stack += [v for k, v in it.__globals__.items() if k != "__builtins__"]
-        elif isinstance(it, OwnTask):
-            stack += it.parts
-        elif isinstance(it, GraphNode):
-            stack += attributes_of(it).values()
-    return False

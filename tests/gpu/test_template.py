@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import cupy
 import dask.array as da
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from gpuscheduler import Scheduler
 from tests.pipeline.test_template import LISTS
-from tests.pipeline.test_template_objects import PROGRAMS, WAYS, check_way, labelled
+from tests.pipeline.test_template_objects import WAYS, check_way
 
 from .test_executor import come_back_elsewhere
 
@@ -58,27 +60,13 @@ def test_what_a_run_may_move_is_not_like_what_it_may_not(options, kinds):
 @pytest.mark.parametrize("numpy", ["auto", "gpu"])
 @pytest.mark.parametrize("way", WAYS)
 def test_objects_that_change(way, numpy):
-    with Scheduler(devices="cuda:0,0", fuse_least=0, numpy=numpy) as s:
-        check_way(s, way)
+    with Scheduler(devices="cuda:0,0", fuse_least=0, numpy=numpy):
+        check_way(way)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs on the host:RuntimeWarning")
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("vectorized", "axis")])
 def test_objects_in_tasks_of_cupys_blocks(way):
-    with Scheduler(devices="cuda:0,0", fuse_least=0) as s:
-        check_way(s, way, lambda x: x.map_blocks(cupy.asarray, meta=cupy.empty((0, 0))), as_numpy)
-
-
-def as_numpy(value):
-    return cupy.asnumpy(value)
-
-
-@pytest.mark.filterwarnings("ignore::gpuscheduler.errors.GpuUnused")
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_labelled_arrays(program):
-    xr = pytest.importorskip("xarray")
-    with Scheduler(devices="cuda:0,0", fuse_least=0, numpy="gpu"):
-        for seed in range(3):
-            t = labelled(seed)
-            got = PROGRAMS[program](t.chunk({"time": 12})).compute()
-            xr.testing.assert_allclose(got, PROGRAMS[program](t))
+    with Scheduler(devices="cuda:0,0", fuse_least=0):
+        to_gpu = partial(da.map_blocks, cupy.asarray, meta=cupy.empty((0, 0)))
+        check_way(way, to_gpu, cupy.asnumpy)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -12,6 +14,9 @@ from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from gpuscheduler import Scheduler
+from gpuscheduler.frontend.compiled_task import Chain
+from gpuscheduler.frontend.task import kernels_of
+from gpuscheduler.pipeline import template
 
 xr = pytest.importorskip("xarray")
 pd = pytest.importorskip("pandas")
@@ -112,7 +117,7 @@ def multiply_sorted_row(row, scale):
     return multiply_sorted(row[None], scale)[0]
 
 
-def check_way(scheduler, way, send=lambda x: x, fetch=np.asarray):
+def check_way(way, send=lambda x: x, fetch=np.asarray):
     """Objects that differ, that change, and that are others of the same value."""
     before = []
     for n, factor in enumerate([2.0, 3.0, 3.0, 1.0]):
@@ -132,8 +137,8 @@ def check_way(scheduler, way, send=lambda x: x, fetch=np.asarray):
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_objects_that_change(way, fuse):
-    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0) as s:
-        check_way(s, way)
+    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0):
+        check_way(way)
 
 
 def test_what_is_called_as_it_is_written_is_planned_once():
@@ -242,3 +247,22 @@ def test_small_arrays_that_are_told_by_their_values(way, fuse):
                     np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"), rtol=1e-12)
         if way in ("indices", "points"):
             assert ways_of_planning(s)[-1] == "template"
+
+
+def test_kernels_that_stand_for_functions_with_objects_get_no_template():
+    """No such function is traced today; if one were, its kernel would be that object's own."""
+    scale = Scale(2.0)
+    x = da.from_array(np.ones((8, 6)), chunks=(4, 6)) * 2 + 1
+    with Scheduler(devices="cpu:1", fuse_least=0) as s:
+        (step, *_) = [step for step in s.plan(x).steps if kernels_of(step.task)]
+    taken = template._DataTaker(
+        SimpleNamespace(beside=()), SimpleNamespace(data=(scale,), around=())
+    )
+    called = Task("y", multiply, TaskRef("x"), scale)
+    kernel = step.task.with_originals(lambda _: called)
+    for task in (kernel, Chain([("x", step.task), ("y", kernel)])):
+        assert taken.empty_step(0, replace(step, task=task, constants={})) is None
+    for task in (called, Chain([("x", step.task), ("y", called)])):
+        found = taken.empty_step(0, replace(step, task=task, constants={}))
+        assert found is not None
+        assert found.task is not task

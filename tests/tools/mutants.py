@@ -579,11 +579,15 @@ FUSION = {
         "around = like.around",
     ),
     "a template keeps arrays that functions have around them": (
-        "[v for v in (*like.around, *graph.around) if has_no_data(v)]",
+        "[v for v in (*like.around, *graph.around) if taken.empty(v) is v]",
         "[*like.around, *graph.around]",
     ),
+    "a kernel of a function with an object gets a template": (
+        "        if not isinstance(task, OwnTask):\n            return True\n        objects",
+        "        return True\n        objects",
+    ),
     "a template keeps what its functions read around them": (
-        "g for g in graph.globals if type(g[0]) is not ClosureCells or has_no_data(g[2])",
+        "g for g in graph.globals if type(g[0]) is not ClosureCells or taken.empty(g[2]) is g[2]",
         "g for g in graph.globals",
     ),
     "lists may be changed by anybody": (
@@ -831,6 +835,7 @@ TESTS = {
     "gpuscheduler/runtime/tape.py": ("runtime/test_tape.py",),
     "gpuscheduler/plan/matmul.py": ("plan/test_matmul.py",),
     "gpuscheduler/pipeline/columns.py": ("pipeline/test_columns.py",),
+    "gpuscheduler/pipeline/template.py": ("pipeline/test_template_objects.py", *FUSION_TESTS),
     "gpuscheduler/fusion/task.py": (*FUSION_TESTS, "fusion/test_block_structures.py"),
 }
 

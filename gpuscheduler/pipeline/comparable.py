@@ -25,22 +25,14 @@ from ..values import sizeof
 #: Says on which device a value is, if any.
 Home = Callable[[Any], int | None]
 
-#: Whose functions change no list, dictionary or array that they are handed beside their blocks.
 OWN = __name__.partition(".")[0]
+#: Whose functions change no list, dictionary or array that they are handed beside their blocks.
 TRUSTED = ("cupy", "cupyx", "dask", "flox", "numpy", "scipy", "xarray", OWN)
 #: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
 #: that do not, so that it only has to be watched; or seen by nobody but such functions.
 ANYBODYS, WATCHED, UNSHARED = range(3)
 #: One of these, or what finds it out.
 Lists = int | Callable[[], int]
-
-
-#: Types of values in which there is no function.
-_PLAIN = frozenset({
-    Alias, TaskRef, bool, bytes, complex, float, int, slice, str, type, type(None),
-})  # fmt: skip
-
-
 #: Bytes of an array that is told by its values, at most.
 LARGEST = 65_536
 #: Whose objects are told by what they say, or are like nothing else.
@@ -49,6 +41,12 @@ FAMILIAR = frozenset({
 })  # fmt: skip
 #: What objects have that hold data, are written to, or change as they are read.
 OF_DATA = ("__array__", "__getitem__", "__next__", "__setitem__", "shape")
+
+
+#: Types of values in which there is no function.
+_PLAIN = frozenset({
+    Alias, TaskRef, bool, bytes, complex, float, int, slice, str, type, type(None),
+})  # fmt: skip
 
 
 class NotComparable(Exception):

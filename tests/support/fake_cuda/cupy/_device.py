@@ -34,9 +34,8 @@ races: list[str] = []  # what tests look at, for a thread may swallow what is ra
 completed: dict[int, int] = {}  # stream -> how much of its work the host knows to be over
 streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()
 handles: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()
-free_handles: list[
-    int
-] = []  # of streams that nobody has any more, whether their work is over or not
+#: Handles of streams that nobody has any more, whether their work is over or not.
+free_handles: list[int] = []
 events: "weakref.WeakValueDictionary[int, Event]" = weakref.WeakValueDictionary()
 left: dict[int, "Stream"] = {}  # which nobody has any more, with work that may be under way
 numbers = itertools.count()

@@ -259,6 +259,7 @@ WITHIN = {
         "fingerprint",
         "number_errors",
         "block_qr",
+        "tall_layers",
         "reorder",
         "sides",
         "compile",

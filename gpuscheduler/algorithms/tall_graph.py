@@ -204,7 +204,11 @@ def factorize(a: Array) -> TallFactors:
     the next; the last factor is applied by the tasks that read Q. The tasks of Householder TSQR
     return None unless a round has failed. One task factors a matrix of one block.
     """
-    a = _rechunk_to_rows(a)
+    return factorize_blocks(_rechunk_to_rows(a))
+
+
+def factorize_blocks(a: Array) -> TallFactors:
+    """Do what `factorize` does, for a matrix whose blocks are whole rows, and stay as they are."""
     token, n = tokenize("gpuscheduler-qr", a), int(a.shape[1])
     count, unit = a.numblocks[0], unit_roundoff(a.dtype)
 

@@ -32,6 +32,7 @@ from ..frontend.lowering import from_dask, received_by_scheduler
 from ..fusion.task import cuda_source
 from ..options import Options
 from ..pipeline.compile import plan_dask, write_in_place
+from ..pipeline.tall_layers import choose_rewriting
 from ..plan.machine import Machine
 from ..plan.plan import Footprint, Plan
 from ..plan.working_memory import WorkingMemory
@@ -281,11 +282,14 @@ def plan_of(
     """The plan that computing x would run; on GPUs, where there is no hardware."""
     dsk, keys = received_by_scheduler(x, by=compute_and_hold)
     home, kind = (hardware.home, hardware.kind) if hardware is not None else (None, "cuda")
+    options = options or Options()
+    rewrite = choose_rewriting(kind, options)
 
     def read_graph(apart: Mapping[str, str]) -> Graph:
-        return from_dask(dsk, keys, home=home, send=kind == "cuda", apart=apart)
+        send = kind == "cuda"
+        return from_dask(dsk, keys, home=home, send=send, apart=apart, rewrite=rewrite)
 
-    graph, plan = plan_dask(read_graph, machine, home, kind, options or Options())
+    graph, plan = plan_dask(read_graph, machine, home, kind, options)
     WorkingMemory(kind).foresee(plan)
     return (
         plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
@@ -54,6 +54,17 @@ def know_lines(lines: Mapping[str, str]) -> None:
     for name, line in lines.items():
         _lines.setdefault(name, line)
         _drop_oldest()
+
+
+def share_line(name: str, others: Iterable[str]) -> None:
+    """Note of other arrays that they were made where this one was."""
+    found = _lines.get(name)
+    for other in others:
+        if found is None:
+            _lines.pop(other, None)
+        else:
+            _lines[other] = found
+            _drop_oldest()
 
 
 def _drop_oldest() -> None:

@@ -52,6 +52,13 @@ from .index_lists import by_slices, picked_first
 from .shapes import block_shape
 from .task import OwnTask
 
+Rewrite = Callable[[HighLevelGraph], HighLevelGraph]
+
+
+def keep_layers(hlg: HighLevelGraph) -> HighLevelGraph:
+    """Return the layers as they are."""
+    return hlg
+
 
 def from_dask(
     dsk: Any,
@@ -66,6 +73,7 @@ def from_dask(
     apart: Mapping[str, str] = NOTHING,
     resident: bool = False,
     keep: bool = False,
+    rewrite: Rewrite = keep_layers,
 ) -> Graph:
     """The graph of `keys`, ordered.
 
@@ -79,13 +87,14 @@ def from_dask(
     them: it is done beside the device, ahead of them. Layers that have different words in `apart`,
     or only one of which has any, are not fused. A `resident` graph has NumPy's arrays, which GPUs
     compute: with `send`, all arrays of the host that it reads go to the devices ahead of it. With
-    `keep`, outputs that are such arrays go there, too.
+    `keep`, outputs that are such arrays go there, too. `rewrite` may replace layers of arrays
+    before they are fused; callbacks see them as they are.
 
     >>> g = from_dask({"a": 1, "b": (sum, ["a", "a"]), "c": (max, "b", 7)}, "c")
     >>> list(g.tasks), g.needs["c"], g.constants["b"]
     (['b', 'c'], ('b',), {'a': 1})
     """
-    lowered = lower(dsk, keys, apart)
+    lowered = lower(dsk, keys, apart, rewrite if started is None else keep_layers)
     if started is not None:
         lowered.dsk = convert_legacy_graph(lowered.dsk, GraphOrCache(lowered.dsk, cache or {}))
         started(lowered.dsk)
@@ -158,17 +167,20 @@ def _as_it_is(task: GraphNode) -> Callable[[dict[Key, Any]], Any]:
 # ---- from collections to one dictionary
 
 
-def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> LoweredCollection:
+def lower(
+    dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING, rewrite: Rewrite = keep_layers
+) -> LoweredCollection:
     """Optimise and materialise, keeping annotations and chunk sizes.
 
-    Layers with different words in `apart`, or of which one has none, are not fused.
+    Layers with different words in `apart`, or of which one has none, are not fused. `rewrite` may
+    replace layers of arrays before.
     """
     if isinstance(dsk, HighLevelGraph):
         out = _from_layers(dsk)
     elif isinstance(dsk, Mapping):
         out = LoweredCollection(dict(dsk))
     elif isinstance(dsk, (HLGExprSequence, HLGExpr)):
-        out = _from_hlg_expr(dsk, apart)
+        out = _from_hlg_expr(dsk, apart, rewrite)
     else:
         out = LoweredCollection(dict(dsk.__dask_graph__()))
         if hasattr(dsk, "__dask_annotations__"):
@@ -177,7 +189,7 @@ def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> LoweredCol
     return out
 
 
-def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> LoweredCollection:
+def _from_hlg_expr(expr: Any, apart: Mapping[str, str], rewrite: Rewrite) -> LoweredCollection:
     operands = expr.operands if isinstance(expr, HLGExprSequence) else [expr]
     out = LoweredCollection({})
     fusable = []
@@ -185,7 +197,7 @@ def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> LoweredCollection:
         optimizer = op.low_level_optimizer
         if optimizer is optimize_array:
             output_keys = list(flatten(op.__dask_keys__()))
-            hlg = fewer_places(set_apart(spread_pins(op.hlg), apart))
+            hlg = fewer_places(set_apart(spread_pins(rewrite(op.hlg)), apart))
             named = dict(hlg.layers)
             hlg = fuse_roots(optimize_blockwise(hlg, keys=output_keys), keys=output_keys)
             part = _from_layers(hlg.cull(set(output_keys)))

@@ -4,6 +4,7 @@ comparable     What may be compared of a graph: trust in functions, data, and wo
 columns        Words for layers with a task for each block, column by column.
 fingerprint    What makes two computations alike: words of their tasks and data.
 block_qr       Have GPUs factor the tall blocks of Dask's `qr` and `svd` by Cholesky factors.
+tall_layers    Factor the tall matrices of Dask's `qr` and `svd` by one sum of Gram matrices.
 sides          Decide which tasks of NumPy's arrays run on GPUs and which on the host, group …
 reorder        Reorder steps where devices would wait for each other.
 compile        From a graph to a plan: the passes in their order.

@@ -29,6 +29,7 @@ from .choice import choose
 from .number_errors import wants_number_errors
 from .plan_entry import PlanEntry
 from .request import ComputeRequest
+from .tall_layers import choose_rewriting
 
 #: Graphs of `Planner.plan_graph` whose plans are kept.
 KEPT_GRAPHS = 32
@@ -132,13 +133,14 @@ class Planner:
         started = callbacks.start if callbacks else None
         home = self._home_finder(lease, resident)
         kind, options = self.hardware.kind, self._run_options()
+        rewrite = choose_rewriting(kind, options) if values is None else lowering.keep_layers
         with without_garbage_collection():
 
             def read_graph(apart: Mapping[str, str]) -> Graph:
                 return lowering.from_dask(
                     dsk, keys, values, started, home, self.front_device(lease),
                     send=kind == "cuda" and lease.threads is None, apart=apart,
-                    resident=resident, keep=keep,
+                    resident=resident, keep=keep, rewrite=rewrite,
                 )  # fmt: skip
 
             if callbacks is None and values is None:

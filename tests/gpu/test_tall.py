@@ -200,6 +200,56 @@ def test_dasks_qr_and_svd_use_the_block_function(scheduler, condition):
     assert abs(s - want).max() <= 1e-13
 
 
+@pytest.mark.parametrize("rows", [1000, 170, 45])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_dasks_qr_factors_all_blocks_at_once(scheduler, dtype, rows):
+    """Of 1000 rows a block, Dask stacks all factors; of fewer, level by level."""
+    x = tall_matrix(3000, 40, 10, dtype)
+    d = on_gpu(x, rows) * 1
+    tall_kernel.branches.clear()
+    q, r = dask.compute(*da.linalg.qr(d))
+    assert tall_kernel.branches.count("plain") == 1
+    assert all(isinstance(a, cupy.ndarray) for a in (q, r))
+    check(x, q, r)
+
+
+@pytest.mark.parametrize("name", adversaries())
+def test_dasks_qr_keeps_the_promise_for_adversaries(name):
+    x = adversaries()[name]
+    with gpuscheduler.Scheduler("cuda:0,0"):
+        check(x, *dask.compute(*da.linalg.qr(on_gpu(x))))
+
+
+def test_dasks_qr_falls_back_to_householder():
+    x = tall_matrix(3000, 60, 1e17)
+    tall_kernel.branches.clear()
+    with gpuscheduler.Scheduler("cuda:0,0"):
+        check(x, *dask.compute(*da.linalg.qr(on_gpu(x, 600))))
+    assert tall_kernel.branches[-1] == "householder"
+
+
+def test_dasks_svd_of_new_data_takes_the_plan_of_the_last(scheduler):
+    planned = []
+    for seed in range(3):
+        x = tall_matrix(2000, 40, 1e4, seed=seed)
+        u, s, vh = map(host, dask.compute(*da.linalg.svd(on_gpu(x, 500) + 1)))
+        planned.append(scheduler.recorder.runs[-1].planned)
+        np.testing.assert_allclose((u * s) @ vh, x + 1, atol=1e-12)
+        np.testing.assert_allclose(s, np.linalg.svd(x + 1, compute_uv=False), atol=1e-12)
+    assert planned == ["new", "template", "template"]
+
+
+def test_dasks_svd_is_persisted_and_computed_in_parts(scheduler):
+    x = tall_matrix(2000, 40, 1e4)
+    lazy = da.linalg.svd(on_gpu(x, 300))
+    u, s, vh = dask.persist(*lazy)
+    want = np.linalg.svd(x, compute_uv=False)
+    for values in (s, lazy[1]):
+        np.testing.assert_allclose(host(values.compute()), want, atol=1e-13)
+    left = (u * s[None]) @ vh - on_gpu(x, 300)
+    assert float(abs(left).max().compute()) <= 1e-13
+
+
 def test_householder_is_the_library():
     x = tall_matrix(3000, 40, 10)
     with gpuscheduler.Scheduler("cuda:0", tall_qr="householder"):

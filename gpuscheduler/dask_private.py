@@ -29,6 +29,7 @@ from dask.array.optimization import _optimize_slices as optimize_slices
 from dask.array.overlap import _trim as trim_overlap
 from dask.array.random import _apply_random as apply_random
 from dask.array.random import _apply_random_func as apply_random_func
+from dask.array.routines import _chunk_sum as sum_products
 from dask.array.routines import _gradient_kernel as gradient_kernel
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import random_state_data
@@ -58,6 +59,7 @@ LOST = {
     "dask.array.random._wrap_func": "`gpuscheduler.random`, and `da.random` of CuPy arrays",
     "dask.array.routines._block_histogramdd_multiarg": "kernels of `histogramdd`",
     "dask.array.routines._block_histogramdd_rect": "kernels of `histogramdd`",
+    "dask.array.routines._chunk_sum": "factors of products of NumPy's matrices on GPUs",
     "dask.array.routines._gradient_kernel": "one trace for all blocks of `gradient`",
     "dask.array.wrap._broadcast_trick_inner": "kernels that make `ones`, `zeros` and `full`",
     "dask.array.backends.array_creation_dispatch._lookup": "holes of the CuPy backend are filled",
@@ -86,8 +88,8 @@ CACHED_BY_BLOCKWISE = ("_dims", "_cached_dict")
 __all__ = [
     "Expr", "FinalizeCompute", "HLGExpr", "HLGExprSequence", "HLGFinalizeCompute",
     "apply_random", "apply_random_func", "concatenate_arrays", "concatenate_nested",
-    "execute_subgraph", "gradient_kernel", "optimize_slices", "pass_extra_kwargs", "take_block",
-    "trim_overlap",
+    "execute_subgraph", "gradient_kernel", "optimize_slices", "pass_extra_kwargs", "sum_products",
+    "take_block", "trim_overlap",
 ]  # fmt: skip
 
 

@@ -216,6 +216,7 @@ WITHIN = {
         "task_trace",
         "fuser",
         "library_task",
+        "portable",
         "residency",
     ],  # fmt: skip
     "plan": [

@@ -150,7 +150,7 @@ def _log_determinant(panels: Sequence[Panel], width: int) -> tuple[Any, Any]:
         column = panel.column[start : start + panel.column.shape[1]]
         signs, logs = _of_diagonal(column.diagonal(), panel.pivots, start, bool(panel.info))
         sign, logarithm = sign * signs, logarithm + logs
-    return sign, logarithm
+    return xp.asarray(sign), xp.asarray(logarithm)
 
 
 def _of_diagonal(diagonal: Any, pivots: Any, start: int, singular: bool) -> tuple[Any, Any]:

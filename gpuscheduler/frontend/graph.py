@@ -514,8 +514,12 @@ def layer_of(key: Key) -> str:
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether devices have arrays of this dtype."""
-    return dtype.kind in "biufc" and dtype.isnative
+    """Whether devices have arrays of this dtype.
+
+    >>> [is_plain(np.dtype(t)) for t in ("f8", ">f8", "O", np.longdouble)]
+    [True, False, False, False]
+    """
+    return dtype.kind in "biufc" and dtype.isnative and dtype.char not in "gG"
 
 
 def is_on_gpus(kind: str | None) -> bool:

@@ -60,6 +60,9 @@ class Launcher(Protocol):
     def call_library(self, task: Any, values: Values) -> Any:
         """Call a function of a library of GPUs."""
 
+    def call_portable(self, task: Any, values: Values) -> Any:
+        """Call a task of the array library with arrays of the device."""
+
 
 class OwnTask:
     """A task that is not Dask's. Each kind says only in what it differs from these defaults."""

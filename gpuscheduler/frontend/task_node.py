@@ -55,6 +55,8 @@ class TaskNode:
     operations: int = 0
     #: The matrices, if it is a product of two and nothing else.
     product: Any = None
+    #: Whether GPUs compute it on NumPy's arrays as on CuPy's, by this package's array library.
+    portable: bool = False
     #: The call that it is, if it is one of a function that a library of GPUs has, and nothing else.
     library: Any = None
 

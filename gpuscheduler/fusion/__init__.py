@@ -13,5 +13,6 @@ compress         Tasks that select by a mask: kernels that count and write what 
 task_trace       Trace a task on symbolic arrays, and judge whether the program is worth a kernel.
 fuser            Fuse tasks into kernels: trace each structure once, inline producers, keep …
 library_task     Tasks that a library of GPUs computes: sorts, quantiles, FFTs and filters.
+portable         Find tasks of the array library, which take arrays of NumPy and of GPUs alike.
 residency        Keep NumPy's arrays on GPUs: what is called gets NumPy's, kernels read and …
 """

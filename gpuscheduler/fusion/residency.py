@@ -27,15 +27,19 @@ from ..frontend.task import (
     original_of,
     work_identity_of,
 )
+from ..frontend.task_node import TaskNode
 from ..frontend.transfers import LEAST_SENT, SENDING, identity, sent_key
 from ..ir.expr import Out
 from ..values import leaves, map_leaves
 from .library_task import LibraryTask, NumpyTask
+from .portable import PortableTask, count_operations, is_portable
 from .task import KernelTask, Key
 
 Values = dict[Key, Any]
 Form = Any  # the result of a program: containers with an `Out` for each array
 SCALAR = Out(0, (), True)
+#: Tasks that a library of GPUs computes.
+LIBRARIES = (LibraryTask, NumpyTask)
 #: Bytes that a program must touch to be worth its compilation for the host.
 LEAST_PROGRAM = 2**18
 
@@ -176,6 +180,9 @@ def make_resident(graph: Graph, views: Mapping[Key, Form], loose: bool = False) 
             task = LibraryTask(key, node.library, _host_task(graph, key, forms, sizes))
             graph.replace(key, task)
             graph.note(key, why=None)
+        elif is_portable(graph, key):
+            graph.note(key, portable=True, operations=count_operations(graph, node), why=None)
+            graph.replace(key, PortableTask(key, node.task))
         else:
             _call_on_host(graph, key, forms, sizes)
     return ValueFacts(forms, sizes)
@@ -192,10 +199,12 @@ def move_to_host(graph: Graph, keys: Iterable[Key], facts: ValueFacts) -> None:
             graph.replace(key, task.on_host.task)
         elif isinstance(task, NumpyTask):
             graph.replace(key, task.task.task)
+        elif isinstance(task, PortableTask):
+            graph.replace(key, task.task)
         elif not (isinstance(task, KernelTask) and task.touched_bytes >= LEAST_PROGRAM):
             random = any(k.positions for k in kernels_of(task))
             graph.replace(key, task if random else original_of(task))
-        graph.note(key, product=None)
+        graph.note(key, product=None, portable=False)
         _call_on_host(graph, key, facts.forms, facts.sizes)
         graph.nodes[key].task.gpu_task = task  # type: ignore[attr-defined]
 
@@ -203,16 +212,20 @@ def move_to_host(graph: Graph, keys: Iterable[Key], facts: ValueFacts) -> None:
 def finish_residency(graph: Graph, facts: ValueFacts) -> None:
     """Send what the host makes to the tasks of GPUs that read it. Changes the graph."""
     _send_host_values(graph, facts)
+    _note_sent_values(graph)
     forms = facts.forms
     graph.forms = {k: forms[k] for k in graph.outputs if forms.get(k) is not None}
     _drop_unread(graph)
 
 
 def _send_host_values(graph: Graph, facts: ValueFacts) -> None:
-    """Have a value of the host that GPUs read sent once, by a thread of the host."""
+    """Have a value of the host that GPUs read sent once, by a thread of the host.
+
+    Small ones go with what reads them.
+    """
     readers: dict[Key, list[Key]] = {}
     for key, node in graph.nodes.items():
-        if kernels_of(node.task) or isinstance(node.task, (LibraryTask, NumpyTask)):
+        if _runs_on_gpus(node):
             for d in node.needs:
                 if isinstance(graph.nodes[d].task, HostTask):
                     readers.setdefault(d, []).append(key)
@@ -220,7 +233,7 @@ def _send_host_values(graph: Graph, facts: ValueFacts) -> None:
         return
     others = {
         d for node in graph.nodes.values() for d in node.needs
-        if not (kernels_of(node.task) or isinstance(node.task, (LibraryTask, NumpyTask)))
+        if not _runs_on_gpus(node)
     }.union(graph.outputs)  # fmt: skip
     sent: dict[Key, Key] = {}
     for key, mine in readers.items():
@@ -245,6 +258,23 @@ def _send_host_values(graph: Graph, facts: ValueFacts) -> None:
     if sent:
         graph.reorder([k for key in list(graph.nodes) if key not in sent.values()
                        for k in ((key, sent[key]) if key in sent else (key,))])  # fmt: skip
+
+
+def _note_sent_values(graph: Graph) -> None:
+    """Tell portable tasks which of the values that they read may be on the host.
+
+    These are all but those of other portable tasks, which may have numbers there on purpose.
+    """
+    for key, node in graph.nodes.items():
+        if isinstance(node.task, PortableTask):
+            reads = zip(node.names, node.needs, strict=True)
+            names = {name for name, d in reads if not graph.nodes[d].portable}
+            task = PortableTask(key, node.task.task, frozenset(names.union(node.constants)))
+            graph.replace(key, task)
+
+
+def _runs_on_gpus(node: TaskNode) -> bool:
+    return bool(kernels_of(node.task)) or node.portable or isinstance(node.task, LIBRARIES)
 
 
 def _is_identity(task: Any) -> bool:

@@ -23,7 +23,7 @@ from ..frontend.transfers import SENDING
 from ..fusion.library_task import LibraryTask
 from ..fusion.residency import HostTask
 from ..plan.host_cost import GpuWork, HostWork, program_seconds
-from ..plan.library_cost import gpu_seconds, host_seconds, product_seconds
+from ..plan.library_cost import gpu_seconds, host_seconds, portable_seconds, product_seconds
 from ..plan.machine import STEP_SECONDS, Machine
 from ..plan.matmul import MatmulSumTask
 from ..plan.plan import Plan, Step, chunk_of
@@ -177,7 +177,7 @@ def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
         with "gpu-only", where a task that touches 1 MiB or more is called on the host.
     """
     machine = plan.machine
-    host, gpu = _work(plan, threads)
+    host, gpu = _work(graph, plan, threads)
     host_seconds = host.seconds(threads)
     gpu_seconds = gpu.seconds(len(machine.devices), machine.bandwidth, STEP_SECONDS)
     called: dict[int, Any] = {i: s.task for i, s in enumerate(plan.steps) if host_only(s.task)}
@@ -266,7 +266,7 @@ def called_reasons(graph: Graph, called: Any) -> list[str]:
     ]
 
 
-def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
+def _work(graph: Graph, plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
     """The work of a plan: on the host alone, or on GPUs and the host beside them."""
     seconds: dict[int, float] = {}  # by program: alike blocks share one
     facts = dict.fromkeys(
@@ -289,6 +289,14 @@ def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
             if into is facts:
                 facts["library"] += gpus
 
+    def add_portable(step: Step, operations: int) -> None:
+        touched = step.nbytes + sum([plan.steps[k].nbytes for k in step.inputs])
+        gpu_seconds, host_seconds = portable_seconds(operations, touched, plan.machine)
+        facts["kernels"] += host_seconds
+        facts["library"] += gpu_seconds
+        facts["called"] += touched
+        facts["tasks"] += 1
+
     for step in plan.steps:
         chunk = chunk_of(step)
         if chunk is not None:
@@ -300,6 +308,9 @@ def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
         task: Any = step.task
         runs = host_only(task) or isinstance(task, (LibraryTask, MatmulSumTask))
         facts["tasks"] += len(kernels_of(task)) or runs
+        node = graph.nodes.get(step.key)
+        if node is not None and node.portable:
+            add_portable(step, node.operations)
         if not host_only(task):
             add_task(task, facts)
             continue

@@ -133,7 +133,9 @@ class Planner:
         started = callbacks.start if callbacks else None
         home = self._home_finder(lease, resident)
         kind, options = self.hardware.kind, self._run_options()
-        rewrite = choose_rewriting(kind, options) if values is None else lowering.keep_layers
+        rewrite: lowering.Rewrite = lowering.keep_layers
+        if values is None:
+            rewrite = choose_rewriting(kind, options, resident)
         with without_garbage_collection():
 
             def read_graph(apart: Mapping[str, str]) -> Graph:

@@ -21,7 +21,13 @@ from ..frontend.task_node import TaskNode
 from ..fusion.library_task import LibraryTask, NumpyTask
 from ..fusion.residency import ValueFacts
 from ..plan.host_cost import BLOCK, DOWN, HOST, NEW, TASK, UP, UP_GAPS, UP_MADE, program_seconds
-from ..plan.library_cost import CALLED, gpu_seconds, host_seconds, product_seconds
+from ..plan.library_cost import (
+    CALLED,
+    gpu_seconds,
+    host_seconds,
+    portable_seconds,
+    product_seconds,
+)
 from ..plan.machine import STEP_SECONDS, Machine
 from ..plan.min_cut import Division
 
@@ -128,6 +134,8 @@ class SideChooser:
                 )  # fmt: skip
             elif isinstance(task, NumpyTask):
                 self._add_product(key, node)
+            elif node.portable:
+                self._add_portable(key, node)
             elif host_only(task):
                 why = node.why or "it is no kernel"
                 group = self._add(key, ("called", why), "called", None, task.touched_bytes / CALLED)
@@ -139,10 +147,12 @@ class SideChooser:
                 self._add(key, "view", "view", 0.0, 0.0)
 
     def _add(
-        self, key: Key, kind: Any, words: str, gpu: float | None, host: float | None
-    ) -> TaskGroup:
+        self, key: Key, kind: Any, words: str, gpu: float | None, host: float | None,
+        layer: str | None = None,
+    ) -> TaskGroup:  # fmt: skip
         """Add a task, and its seconds on either side, to the group of its layer and kind."""
-        number = self._group_numbers.setdefault((self._layer_of(key), kind), len(self.groups))
+        layer = self._layer_of(key) if layer is None else layer
+        number = self._group_numbers.setdefault((layer, kind), len(self.groups))
         if number == len(self.groups):
             self.groups.append(TaskGroup(key_split(key), words=words))
         group = self.groups[number]
@@ -176,6 +186,14 @@ class SideChooser:
             product_seconds(operations, np.dtype(node.product.dtype)) / self.threads
             + touched / CALLED,
         )  # fmt: skip
+
+    def _add_portable(self, key: Key, node: TaskNode) -> None:
+        """Add a task of the array library to the one group of all of them: they share values."""
+        sizes = self.facts.sizes
+        touched = sizes.get(key, 0) + sum([sizes.get(d, 0) for d in node.needs])
+        gpu, on_host = portable_seconds(node.operations, touched, self.machine)
+        host = on_host / self.threads + touched / CALLED
+        self._add(key, "portable", "array library", gpu, host, layer="")
 
     def _program_seconds(self, program: Any) -> float:
         found = self._seconds.get(id(program))

@@ -11,54 +11,74 @@ other names stay as they are, and `block_qr` replaces the functions in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
-from dask._task_spec import Alias
+from dask._task_spec import Alias, Task, TaskRef
 from dask.array.core import Array
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from ..algorithms.tall_graph import factorize_blocks
 from ..algorithms.tall_kernel import is_tall
+from ..algorithms.tall_tasks import svd_of_stack
 from ..dask_private import wrapped_qr
+from ..frontend.graph import CUPY, NUMPY
 from ..frontend.lines import share_line
 from ..frontend.lowering import Rewrite, keep_layers
 from ..options import Options
 
-#: What layers of CuPy's blocks say that their blocks are.
-CUPY = "cupy.ndarray"
-
 
 class _Factorization(NamedTuple):
-    """The layers of one `tsqr`: of the matrix, and those that give Q and R."""
+    """The layers of one `tsqr`: of the matrix, and those that give Q, R and the SVD of R."""
 
     matrix: str
     q: str
     r: str
+    svd: str | None
 
 
-def choose_rewriting(kind: str, options: Options) -> Rewrite:
-    """Return the function that replaces layers, for devices of this kind and these options."""
-    return factor_tall_layers if kind == "cuda" and options.tall_qr == "auto" else keep_layers
+@dataclass(frozen=True, slots=True)
+class TallRewriter:
+    """Replaces the layers that give Q and R of tall matrices, of these libraries' blocks.
 
-
-def factor_tall_layers(hlg: HighLevelGraph) -> HighLevelGraph:
-    """Replace the layers that give Q and R of tall matrices of CuPy's blocks.
+    With `only_svd`, only those with an SVD behind them: signs of Q differ from NumPy's, and signs
+    of the SVD do not depend on these.
 
     >>> import dask.array as da
     >>> q, r = da.linalg.qr(da.ones((4000, 40), chunks=(1000, 40)))
-    >>> factor_tall_layers(q.dask) is q.dask  # blocks of NumPy's
-    True
+    >>> TallRewriter((CUPY,))(q.dask) is q.dask, TallRewriter((NUMPY,))(q.dask) is q.dask
+    (True, False)
     """
-    out = hlg
-    for found in _factorizations(hlg):
-        matrix = _as_matrix(hlg, found.matrix)
-        if matrix is not None:
-            out = _replace_layers(out, found, matrix)
-    return out
+
+    libraries: tuple[str, ...]
+    only_svd: bool = False
+
+    def __call__(self, hlg: HighLevelGraph) -> HighLevelGraph:
+        """Return the graph with other layers of the same names; itself where it has none."""
+        out = hlg
+        for found in _factorizations(hlg):
+            if found.svd is None and self.only_svd:
+                continue
+            matrix = _as_matrix(hlg, found.matrix, self.libraries)
+            if matrix is not None:
+                out = _replace_layers(out, found, matrix)
+        return out
+
+
+def choose_rewriting(kind: str, options: Options, resident: bool = False) -> Rewrite:
+    """Return the function that replaces layers, for devices of this kind and these options.
+
+    In a `resident` graph GPUs compute NumPy's arrays.
+    """
+    if kind != "cuda" or options.tall_qr != "auto":
+        return keep_layers
+    if resident:
+        return TallRewriter((NUMPY,), only_svd=options.numpy == "auto")
+    return TallRewriter((CUPY,))
 
 
 def _factorizations(hlg: HighLevelGraph) -> Iterator[_Factorization]:
@@ -74,27 +94,29 @@ def _factorizations(hlg: HighLevelGraph) -> Iterator[_Factorization]:
         r = next((end for end in ends if end in layers), None)
         if r is None or q not in layers or layers[q].annotations or layers[r].annotations:
             continue
+        svd = f"svd{token}-2"
         # with unknown lengths, Dask asks each block; layers of `x[mask]` do not say so
         if not layers.get(f"q-blocksizes{token}"):
-            yield _Factorization(str(layer.indices[0][0]), q, r)
+            matrix = str(layer.indices[0][0])
+            yield _Factorization(matrix, q, r, svd if svd in layers else None)
 
 
-def _as_matrix(hlg: HighLevelGraph, name: str) -> Array | None:
-    """Return the matrix that a layer is; None where it is not tall, or its blocks not CuPy's."""
+def _as_matrix(hlg: HighLevelGraph, name: str, libraries: Collection[str]) -> Array | None:
+    """Return the matrix that a layer is; None where it is not tall, or of another library."""
     facts = hlg.layers[name].collection_annotations if name in hlg.layers else None
-    if not facts or facts.get("chunk_type") != CUPY:
+    if not facts or facts.get("chunk_type") not in libraries:
         return None
     chunks, shape, dtype = (facts.get(k) for k in ("chunks", "shape", "dtype"))
     if chunks is None or shape is None or np.isnan(np.sum(shape)) or not is_tall(shape):
         return None
-    if dtype is None or np.dtype(dtype).char not in "fdFD":
+    if dtype is None or np.dtype(dtype).char not in "fdFD" or not np.dtype(dtype).isnative:
         return None
-    meta = import_module(CUPY.partition(".")[0]).empty((0, 0), dtype)
-    return Array(hlg, name, chunks, meta=meta)
+    library = import_module(str(facts["chunk_type"]).partition(".")[0])
+    return Array(hlg, name, chunks, meta=library.empty((0, 0), dtype))
 
 
 def _replace_layers(hlg: HighLevelGraph, found: _Factorization, matrix: Array) -> HighLevelGraph:
-    """Have other layers give the blocks of Q and R."""
+    """Have other layers give the blocks of Q and R, and the SVD of NumPy's R."""
     factors = factorize_blocks(matrix)
     q, r = factors.q(), factors.r()
     layers, dependencies = dict(hlg.layers), dict(hlg.dependencies)
@@ -108,4 +130,8 @@ def _replace_layers(hlg: HighLevelGraph, found: _Factorization, matrix: Array) -
         layer = MaterializedLayer({key: Alias(key, (array.name, *key[1:])) for key in keys})
         layer.collection_annotations = array.dask.layers[array.name].collection_annotations
         layers[name], dependencies[name] = layer, {array.name}
+    if found.svd is not None and isinstance(matrix._meta, np.ndarray):
+        key = (found.svd, 0, 0)
+        task = Task(key, svd_of_stack, TaskRef((r.name, 0, 0)))
+        layers[found.svd], dependencies[found.svd] = MaterializedLayer({key: task}), {r.name}
     return HighLevelGraph(layers, dependencies)

@@ -30,6 +30,7 @@ from ..frontend.task import OwnTask, TaskDescription, describe, kernels_of
 from ..frontend.transfers import SENDING
 from ..fusion.horizontal import SequentialTasks, TupleItemKey
 from ..fusion.library_task import NumpyTask
+from ..fusion.portable import PortableTask
 from ..fusion.residency import HostTask
 from ..plan.plan import OF_STRUCTURE, Step
 from ..tracing.bytecode import ClosureCells
@@ -40,7 +41,7 @@ from .plan_entry import PlanEntry
 #: Tasks that send an array to a device.
 SENDERS = (*SENDING, np.ascontiguousarray)
 #: Tasks that call their parts as they were written.
-AS_WRITTEN = (Chain, CompiledCall, HostTask, NumpyTask, SequentialTasks)
+AS_WRITTEN = (Chain, CompiledCall, HostTask, NumpyTask, PortableTask, SequentialTasks)
 
 
 class FilledTask(OwnTask):

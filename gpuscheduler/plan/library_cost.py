@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ..tracing.abstract import LibraryCall
+from .machine import Machine
 
 #: Bytes per second that library functions read and write on all threads: most of it is new memory.
 CALLED = 7e9
@@ -71,6 +74,15 @@ def gpu_seconds(call: LibraryCall, bandwidth: float) -> float:
 def product_seconds(operations: int, dtype: Any) -> float:
     """Seconds of one thread of the host for a product of matrices."""
     return operations / (PRODUCT if dtype.char in "fF" else PRODUCT / 2)
+
+
+def portable_seconds(operations: int, touched: int, machine: Machine) -> tuple[float, float]:
+    """Seconds of one GPU, and of one thread of the host, for a task of the array library.
+
+    They are those of products of float64; the bytes touched are for GPUs.
+    """
+    on_host = product_seconds(operations, np.dtype(float))
+    return max(operations / machine.flops, touched / machine.bandwidth), on_host
 
 
 def traffic_of(call: LibraryCall) -> int:

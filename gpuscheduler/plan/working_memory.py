@@ -20,6 +20,7 @@ from .. import disk_cache
 from ..forks import new_lock
 from ..frontend.compiled_task import CompiledCall, InnerStep
 from ..frontend.task import sequence_of
+from ..fusion.portable import PortableTask
 from ..values import sizeof
 from .plan import Plan
 
@@ -73,7 +74,9 @@ def declared_working_memory(plan: Plan) -> Iterator[tuple[int, int]]:
     """
     found: set[int] = set()
     for step in plan.steps:
-        task = step.task
+        task: Any = step.task
+        if isinstance(task, PortableTask):
+            task = task.task
         if step.kind in found or not isinstance(task, Task):
             continue
         found.add(step.kind)
@@ -136,6 +139,8 @@ def _describe_task(task: Any) -> Any:
 
     None for a task that needs no working memory, or is of an unknown type.
     """
+    if isinstance(task, PortableTask):
+        task = task.task
     sequence = sequence_of(task)
     if len(sequence) > 1:
         return [_describe_task(part) for _, part in sequence]

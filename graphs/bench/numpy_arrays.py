@@ -5,7 +5,8 @@
 
 Columns: Dask's threads; `Scheduler(numpy="host")`, `"auto"` and `"gpu"`; the same program with
 `to_backend("cupy")` by hand, whose result goes to the host; and behind `x.persist()` under
-`"auto"`, a new collection each time, and the same again. All results are compared with those of
+`"auto"`, a new collection each time, and the same again. Functions of the array library have the
+first four columns. All results are compared with those of
 Dask's threads first: type, dtype, and numbers. Printed are the best milliseconds and, below, how
 many times as fast as Dask's threads each is; then what `"auto"` has chosen, and the bars that are
 missed. Figures in RESULTS.md come from here. No workload.
@@ -15,13 +16,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import multiprocessing.pool
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -32,6 +34,7 @@ import numpy as np
 from dask import config
 
 import gpuscheduler
+from gpuscheduler import array, linalg
 from gpuscheduler.devices import cpu
 from graphs import heat_stencil
 
@@ -65,6 +68,21 @@ CALLED: dict[str, Program] = {
     "sort of rows": lambda x: x.map_blocks(sort_rows).sum(),
     "matmul": lambda x: x @ x,
 }
+#: Of a tall matrix, a square one whose symmetric part is positive, and a line of numbers.
+LIBRARY: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "Dask's svd": lambda t, a, v: abs(da.linalg.svd(t)[0]).sum(axis=0),
+    "lstsq": lambda t, a, v: linalg.lstsq(t, t[:, :1])[0],
+    "solve": lambda t, a, v: linalg.solve(a, a[:, 0]),
+    "cholesky": lambda t, a, v: linalg.cholesky(a + a.T),
+    "sort": lambda t, a, v: array.sort(v),
+    "median": lambda t, a, v: array.median(v, axis=0),
+    "unique": lambda t, a, v: array.unique((v * 1e4).astype("i4")),
+}
+#: Those that factor block by block: with as many threads of BLAS for each of the host's threads,
+#: Dask's svd took six times as long on two cores.
+BY_BLOCK = ("Dask's svd", "lstsq")
+#: Columns of the tall matrix, and its blocks.
+COLUMNS, BLOCKS = 500, 16
 #: "gpu" may take so many times as long as the program by hand.
 BY_HAND = 1.1
 #: Runs of a column that takes this many times as long as Dask's threads are not repeated.
@@ -100,6 +118,42 @@ def ways(
         out["kept"] = lambda: dask.compute(program(kept), scheduler=gets["auto"])[0]
         out["again"] = computed(program(kept), gets["auto"])
     return out
+
+
+def library_arrays(gib: float) -> tuple[da.Array, da.Array, da.Array]:
+    """A tall matrix and a line of numbers of this size, and a square matrix of half of it."""
+    rng, count = np.random.default_rng(0), int(gib * 2**27)
+    rows = max(BLOCKS, count // COLUMNS // BLOCKS * BLOCKS)
+    tall = rng.standard_normal((rows, min(COLUMNS, max(32, rows // 8))))
+    side = int((count / 2) ** 0.5)
+    square = rng.standard_normal((side, side))
+    square.flat[:: side + 1] += 4 * side**0.5
+    line = rng.standard_normal(count)
+    return (
+        da.from_array(tall, chunks=(-(-rows // BLOCKS), -1)),
+        da.from_array(square, chunks=-(-side // 4)),
+        da.from_array(line, chunks=-(-count // BLOCKS)),
+    )
+
+
+def measure_library(
+    name: str, gib: float, gets: dict[str, Any], auto: Any, end: float
+) -> tuple[dict[str, float], list[str], str]:
+    """The best seconds of each column, what is wrong, and what "auto" chose."""
+    c = LIBRARY[name](*library_arrays(gib))
+    columns = ("threads", "host", "auto", "gpu")
+    calls: dict[str, Callable[[], Any]] = {m: partial(first_value, c, gets[m]) for m in columns}
+    with ExitStack() as s:
+        if name in BY_BLOCK:
+            with suppress(ImportError):
+                s.enter_context(importlib.import_module("threadpoolctl").threadpool_limits(1))
+        best, wrong = measure(name, calls, end, LEAST_RUNS)
+    return best, wrong, f"{name}: {plan_of(auto, c)}"
+
+
+def first_value(c: Any, get: Any) -> Any:
+    """Compute one collection by a scheduler's function."""
+    return dask.compute(c, scheduler=get)[0]
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -268,6 +322,15 @@ def table(arguments: list[str] | None = None) -> list[str]:
             if best["threads"] / best["auto"] < 0.95:
                 slow.append(f"{name}: auto is {best['threads'] / best['auto']:.2f}x, bar 0.95x")
             said.append(f"{name}: {plan_of(made['auto'], program(x))}")
+            show(name, best)
+        del rows_of, half
+        for name in [n for n in LIBRARY if not only or n in only]:
+            end = time.perf_counter() + 0.05 * asked.seconds
+            best, new, note = measure_library(name, asked.small_gib, gets, made["auto"], end)
+            wrong += new
+            if best["threads"] / best["auto"] < 0.95:
+                slow.append(f"{name}: auto is {best['threads'] / best['auto']:.2f}x, bar 0.95x")
+            said.append(note)
             show(name, best)
         small = np.random.default_rng(0).random((512, 512), np.float32)
         x = da.from_array(small, chunks=128)

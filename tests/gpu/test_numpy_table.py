@@ -7,7 +7,10 @@ pytest.importorskip("cupy")
 from graphs.bench import mixed, numpy_arrays
 
 pytestmark = pytest.mark.gpu
-ROWS = ["--only", "std of columns,x + 1 to host,sort of rows"]
+ROWS = [
+    "--only",
+    "std of columns,x + 1 to host,sort of rows,Dask's svd,lstsq,solve,cholesky,sort,median,unique",
+]
 
 
 def test_every_way_of_the_table_gives_numpys_results(capsys):

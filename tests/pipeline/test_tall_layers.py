@@ -10,17 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscheduler.algorithms import tall_kernel
+from gpuscheduler.frontend.graph import CUPY, NUMPY
+from gpuscheduler.frontend.lowering import keep_layers
 from gpuscheduler.options import Options
-from gpuscheduler.pipeline import tall_layers
-from gpuscheduler.pipeline.tall_layers import choose_rewriting, factor_tall_layers
+from gpuscheduler.pipeline.tall_layers import TallRewriter, choose_rewriting
 from tests.support.matrices import check_qr, tall_matrix
 from tests.support.strategies import EXAMPLES
 
-
-@pytest.fixture(autouse=True)
-def blocks_of_numpys(monkeypatch):
-    """Take NumPy's blocks for CuPy's: there is no GPU."""
-    monkeypatch.setattr(tall_layers, "CUPY", "numpy.ndarray")
+factor_tall_layers = TallRewriter((NUMPY,))
 
 
 def compute(*arrays):
@@ -110,14 +107,21 @@ def test_annotated_layers_stay_as_they_are():
     assert all(factor_tall_layers(a.dask) is a.dask for a in (q, r))
 
 
-def test_blocks_of_other_libraries_stay_as_they_are(monkeypatch):
-    monkeypatch.setattr(tall_layers, "CUPY", "cupy.ndarray")
+def test_blocks_of_other_libraries_stay_as_they_are():
     q, r = da.linalg.qr(da.ones((600, 40), chunks=(200, 40)))
-    assert all(factor_tall_layers(a.dask) is a.dask for a in (q, r))
+    assert all(TallRewriter((CUPY,))(a.dask) is a.dask for a in (q, r))
 
 
 def test_layers_are_replaced_on_gpus_only():
-    assert choose_rewriting("cuda", Options()) is factor_tall_layers
-    assert choose_rewriting("cpu", Options()) is not factor_tall_layers
-    householder = Options(tall_qr="householder")
-    assert choose_rewriting("cuda", householder) is not factor_tall_layers
+    assert choose_rewriting("cuda", Options()) == TallRewriter((CUPY,))
+    assert choose_rewriting("cpu", Options()) is keep_layers
+    assert choose_rewriting("cuda", Options(tall_qr="householder"), resident=True) is keep_layers
+
+
+def test_signs_of_numpys_q_change_only_where_gpus_are_asked_for():
+    auto = choose_rewriting("cuda", Options(numpy="auto"), resident=True)
+    asked = choose_rewriting("cuda", Options(numpy="gpu"), resident=True)
+    x = da.ones((600, 40), chunks=(200, 40))
+    q, (u, _, _) = da.linalg.qr(x)[0], da.linalg.svd(x)
+    assert auto(q.dask) is q.dask
+    assert all(f(a.dask) is not a.dask for f, a in ((auto, u), (asked, u), (asked, q)))

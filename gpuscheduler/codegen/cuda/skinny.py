@@ -22,9 +22,9 @@ INTEGERS = "?bBhH"
 #: ... and of the right matrix.
 FACTORS = {"f": "float", "d": "double"}
 #: Fragments that one instruction multiplies, from compute capability 9.0 on, by kernel. A block of
-#: 62500 x 20000 uint8 and 20 columns took on an H200, with 1, 2 and 4 of them: 2.33, 1.91 and
-#: 1.97 ms by rows, 2.16, 2.55 and 2.52 ms by columns.
-DEPTHS = {"skinny_rows": 2, "skinny_columns": 1}
+#: 62500 x 20000 uint8 and 20 columns took on an H200, with 1, 2 and 4 of them: 2.55, 2.02 and
+#: 1.92 ms by rows, 2.33, 2.55 and 2.40 ms by columns (`graphs.bench tall --only skinny`).
+DEPTHS = {"skinny_rows": 4, "skinny_columns": 1}
 #: Rows of the inner axis that one step of a kernel takes, at most: shares are multiples of it.
 STEP = 64
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from ...frontend.task import OwnTask
 from ...fusion.library_task import LibraryTask
+from ...fusion.portable import PortableTask
 from ...fusion.task import CompressTask, KernelTask, OptionalTask
 from ...plan.batching import Batch
 from ...plan.matmul import MatmulSumTask
 from . import library_calls
 from .kernels import Kernels
 from .lane import DeviceLane
-from .numpy_fallback import OwnCode
+from .numpy_fallback import OwnCode, send_value
 from .run_context import RunContext
 
 
@@ -63,3 +64,8 @@ class DeviceLauncher:
     def call_library(self, task: LibraryTask, values: dict[Any, Any]) -> Any:
         """Call a function of CuPy's, or NumPy's own where CuPy refuses."""
         return library_calls.call(task, values, self.run_context.hardware.to_numpy)
+
+    def call_portable(self, task: PortableTask, values: dict[Any, Any]) -> Any:
+        """Call a task of the array library with arrays of the device."""
+        names = task.sent_names
+        return task({k: send_value(v) if k in names else v for k, v in values.items()})

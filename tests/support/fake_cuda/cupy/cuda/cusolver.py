@@ -57,7 +57,7 @@ def _potrf(dtype):
         (function,) = scipy.linalg.get_lapack_funcs(("potrf",), (matrix,))
         factor, found = function(matrix, lower=uplo == 0, clean=False)
         part = np.tril if uplo == 0 else np.triu
-        matrix[...] = part(factor) + matrix - part(matrix)  # the other triangle stays
+        matrix[...] = np.where(part(np.ones((n, n), bool)), factor, matrix)  # the rest stays
         _matrix(info, 1, 1, 1, np.int32)[0, 0] = found
 
     return potrf

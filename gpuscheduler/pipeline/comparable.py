@@ -170,9 +170,13 @@ class SameObject:
 
 @dataclass(frozen=True, slots=True)
 class ArraySlot:
-    """Stands for an array in a task."""
+    """Stands for an array or an object in a task."""
 
     number: int  # among all data
+
+    def __call__(self, *_: Any) -> Any:
+        """Raise an error: a partial takes nothing as its function that cannot be called."""
+        raise TypeError("a slot was called before it was filled")
 
 
 class ObjectSlot:

@@ -34,6 +34,9 @@ class Scale:
     def multiply(self, block):
         return block * self.factor
 
+    def add(self, block, more):
+        return block * self.factor + more
+
     def sort(self, block):
         return multiply_sorted(block, self)
 
@@ -47,6 +50,10 @@ def multiply(block, scale):
 
 def multiply_sorted(block, scale):
     return np.sort(block, axis=1) * float(np.linalg.norm([scale.factor]))
+
+
+def multiply_named(block, first, scale):
+    return scale(block) * first
 
 
 def choose(block, scale):
@@ -85,6 +92,12 @@ WAYS = {
     "chosen": lambda x, o: x.map_blocks(choose, o, dtype="f8"),
     "partial": lambda x, o: x.map_blocks(partial(multiply, scale=o), dtype="f8"),
     "sorted by a partial": lambda x, o: x.map_blocks(partial(multiply_sorted, scale=o), dtype="f8"),
+    "called by a partial": lambda x, o: x.map_blocks(partial(o), dtype="f8"),
+    "partial of a partial": lambda x, o: x.map_blocks(
+        partial(partial(multiply_named, first=1), scale=partial(o)), dtype="f8"
+    ),
+    "method in a partial": lambda x, o: x.map_blocks(partial(o.add, more=1), dtype="f8"),
+    "method that sorts, in a partial": lambda x, o: x.map_blocks(partial(o.sort), dtype="f8"),
     "method": lambda x, o: x.map_blocks(o.multiply, dtype="f8"),
     "method that sorts": lambda x, o: x.map_blocks(o.sort, dtype="f8"),
     "method that chooses": lambda x, o: x.map_blocks(o.choose, dtype="f8"),

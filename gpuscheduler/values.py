@@ -132,6 +132,27 @@ def map_deep_leaves(f: Callable[[Any], Any], value: Any) -> Any:
     return map_leaves(change, value)
 
 
+class FunctionSet:
+    """Some functions; in it is what is one of them, never what is only equal to one.
+
+    Users' objects may be called, too, and say by themselves what they are equal to.
+
+    >>> abs in FunctionSet(abs, len), max in FunctionSet(abs, len)
+    (True, False)
+    """
+
+    __slots__ = ("_ids", "functions")
+
+    def __init__(self, *functions: Any):
+        self.functions, self._ids = functions, frozenset(map(id, functions))
+
+    def __contains__(self, function: Any) -> bool:
+        return id(function) in self._ids
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.functions)
+
+
 def part_of(value: Any, path: Iterable[int]) -> Any:
     """What lies at a path in tuples.
 

@@ -17,6 +17,7 @@ from dask.core import flatten
 from dask.highlevelgraph import Layer
 
 from ..sparse_parts import is_sparse_type
+from ..values import FunctionSet
 from .captured import Variable, all_unchanged, content
 from .chunk import Chunk
 from .compiled_task import Chain, literal
@@ -33,7 +34,9 @@ PIN = "device"  # dask.annotate(device=k)
 #: called gets them as NumPy's all the same.
 NUMPY, CUPY, RESIDENT = "numpy.ndarray", "cupy.ndarray", "numpy.ndarray on a GPU"
 APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
-SLICERS = (*GETTERS, operator.getitem)
+#: Dask's functions that read a part of an array, from a file maybe; and all that take parts.
+READERS = FunctionSet(*GETTERS)
+SLICERS = FunctionSet(*GETTERS, operator.getitem)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask._task_spec import DataNode, Task
-from dask.array.optimization import GETTERS
 
 from ..dask_private import optimize_slices
 from .compiled_task import Chain
-from .graph import SLICERS, Compile, Key, layer_of
+from .graph import READERS, SLICERS, Compile, Key, layer_of
 
 
 @dataclass
@@ -104,7 +103,7 @@ class LinearFuser:
         tasks, names = self.tasks, self.names
         first, last = run[0], run[-1]
         aliased = any(names[k] != self.needs[k] for k in run[1:])
-        reading = sum(isinstance(tasks[k], Task) and tasks[k].func in GETTERS for k in run)
+        reading = sum(isinstance(tasks[k], Task) and tasks[k].func in READERS for k in run)
         if reading > 1 and not aliased:
             # Dask merges repeated slices so that a file is read once, and only where needed
             fused = Task.fuse(*(tasks[k] for k in run), key=last)

@@ -218,7 +218,8 @@ def work_identity_of(task: Any) -> Any:
     """Return an object that tasks which do the same have in common."""
     if isinstance(task, OwnTask):
         return task.work_identity
-    return getattr(task, "func", None) or type(task)
+    function = getattr(task, "func", None)
+    return type(task) if function is None else function
 
 
 def describe(task: Any) -> TaskDescription:

@@ -11,6 +11,7 @@ from dask._task_spec import Alias, GraphNode, Task, TaskRef
 from dask.array.dispatch import to_cupy_dispatch, to_numpy_dispatch
 
 from ..dask_private import execute_subgraph
+from ..values import FunctionSet
 from .graph import BlockInfo, Key, Value, is_plain
 
 
@@ -25,7 +26,7 @@ def keep_order(array: np.ndarray) -> np.ndarray:
 
 
 #: Functions of steps that send an array to a device.
-SENDING = (identity, keep_order)
+SENDING = FunctionSet(identity, keep_order)
 #: CuPy's functions that bring an array to the device.
 SENDERS = {"array", "asanyarray", "asarray"}
 #: Bytes below which an array of the host is sent by the task that reads it.

@@ -29,7 +29,7 @@ from ..ir.expr import PLACEHOLDER, Expr, Kernel, Out, Program, constant
 from ..ir.regions import bytes_touched
 from ..tracing.abstract import AbstractArray, KnownArray
 from ..tracing.context import ValueIfThere
-from ..values import leaves, map_leaves
+from ..values import FunctionSet, leaves, map_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Key = Any
 Values = dict[Any, Any]
 #: Dask's functions that return records of a value and its place for NumPy arrays.
-PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
+PAIRING = FunctionSet(dask_reductions.arg_chunk, dask_reductions.arg_combine)
 
 
 class KernelTask(OwnTask):

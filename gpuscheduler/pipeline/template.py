@@ -34,12 +34,13 @@ from ..fusion.portable import PortableTask
 from ..fusion.residency import HostTask
 from ..plan.plan import OF_STRUCTURE, Step
 from ..tracing.bytecode import ClosureCells
+from ..values import FunctionSet
 from .comparable import ArraySlot, is_opaque, is_task_data
 from .fingerprint import Fingerprint, Key
 from .plan_entry import PlanEntry
 
 #: Tasks that send an array to a device.
-SENDERS = (*SENDING, np.ascontiguousarray)
+SENDERS = FunctionSet(*SENDING, np.ascontiguousarray)
 #: Tasks that call their parts as they were written.
 AS_WRITTEN = (Chain, CompiledCall, HostTask, NumpyTask, PortableTask, SequentialTasks)
 

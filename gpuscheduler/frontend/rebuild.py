@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import WRAPPER_ASSIGNMENTS, partial
 from operator import is_not
 from types import CellType, FunctionType
 from typing import Any
@@ -76,23 +76,30 @@ def _function_with(f: FunctionType, change: Callable[[Any], Any]) -> FunctionTyp
     names = {k: v for k, v in f.__globals__.items() if k != "__builtins__"} if compiled else None
     cells = f.__closure__ or ()
     try:
-        before = names, [c.cell_contents for c in cells], f.__defaults__, f.__kwdefaults__
+        contents = [c.cell_contents for c in cells]
     except ValueError:  # not bound yet
         return f
-    names, contents, given, named = parts = [change(v) for v in before]
+    before = names, contents, f.__defaults__, f.__kwdefaults__, vars(f)
+    names, contents, given, named, own = parts = [change(v) for v in before]
     if not any(map(is_not, parts, before)):
         return f
     new = [c if c.cell_contents is v else CellType(v) for c, v in zip(cells, contents, strict=True)]
     space = f.__globals__ if names is None else {**f.__globals__, **names}
-    return like_function(f, space, given, tuple(new), named)
+    return like_function(f, space, given, tuple(new), named, own)
 
 
 def like_function(
-    f: FunctionType, space: dict[str, Any], given: Any, cells: Any, named: Any
+    f: FunctionType, space: dict[str, Any], given: Any, cells: Any, named: Any, own: dict[str, Any]
 ) -> FunctionType:
-    """A copy of a function with other globals, defaults, closure and keyword defaults."""
+    """A copy of a function with other globals, defaults, closure, keyword defaults, attributes.
+
+    Its name, its annotations and what else Python says of functions are the same.
+    """
     out = FunctionType(f.__code__, space, f.__name__, given, cells)
-    out.__kwdefaults__, out.__qualname__, out.__module__ = named, f.__qualname__, f.__module__
+    out.__kwdefaults__ = named
+    for name in WRAPPER_ASSIGNMENTS:
+        setattr(out, name, getattr(f, name))
+    vars(out).update(own)
     return out
 
 

@@ -577,11 +577,7 @@ class _LayerWords:
         self.around += [(f, made_of(f)), *around]
         inside = tuple([v for _, (v,) in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
-        others = tuple(f.__annotations__.items()), vars(f).get("__wrapped__")
-        about = (
-            f.__name__,
-            f.__qualname__,
-            f.__doc__,
-            self._fixed_words(others),
-        )  # what may be asked
-        return FunctionType, f.__code__, SameObject(f.__globals__), self(inside), self(given), about
+        annotations = self._fixed_words(tuple(f.__annotations__.items()))
+        about = f.__name__, f.__qualname__, f.__doc__, annotations  # what may be asked
+        parts = self(inside), self(given), self(vars(f).get("__wrapped__"))
+        return FunctionType, f.__code__, SameObject(f.__globals__), *parts, about

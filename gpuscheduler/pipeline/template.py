@@ -290,6 +290,7 @@ def _parts_of(it: Any) -> Iterable[Any]:
     if kind is FunctionType:
         # without variables that are not bound yet
         held = [*ClosureCells.of_function(it).values(), it.__defaults__, it.__kwdefaults__]
+        held += vars(it).values()
         if it.__code__.co_filename == COMPILED:
             held += [v for k, v in it.__globals__.items() if k != "__builtins__"]
         return held

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
+from ..frontend.rebuild import like_function
+
 
 def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -117,10 +119,7 @@ def replace_globals(
     space["__builtins__"] = builtins  # for NumPy's C code, which imports with them
     cells = ClosureCells.of_function(function)
     around = {n: types.CellType(other(v)) for n, v in cells.items()}
-    copy = types.FunctionType(
-        function.__code__, space, function.__name__, function.__defaults__,
-        tuple([around.get(n, cell) for n, cell in cells.cells.items()]),
-    )  # fmt: skip
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-    return copy
+    closure = tuple([around.get(n, cell) for n, cell in cells.cells.items()])
+    # whoever reads an attribute that a user gave it runs as it is written
+    given, named = function.__defaults__, function.__kwdefaults__
+    return like_function(function, space, given, closure, named, {})

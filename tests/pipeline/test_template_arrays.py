@@ -6,6 +6,7 @@ another round.
 
 import functools
 import gc
+import inspect
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -478,3 +479,69 @@ def test_a_variable_of_a_modules_function_that_is_not_bound(f, fuse):
             np.testing.assert_allclose(y.compute(), A * w)
             y = x().map_blocks(f, 2, dtype="f8", meta=np.empty((0, 0)))
             np.testing.assert_allclose(y.compute(), A * 2)
+
+
+class Factor:
+    """An object around a function: no array, and nothing that can be followed."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, w):
+        self.w = w
+
+    def __rmul__(self, b):
+        return b * self.w
+
+
+def decorated(f):
+    @functools.wraps(f)
+    def inner(*args, **kwargs):
+        return f(*args, **kwargs)
+
+    return inner
+
+
+def around_factor(w):
+    def scale(b: np.ndarray, k: float = 1.0) -> np.ndarray:
+        """Words that a function is asked for."""
+        return b * w * k
+
+    scale.__module__ = "of.somebody"
+    return scale
+
+
+def by_signature(b, f):
+    return f(b, k=2.0) if "k" in inspect.signature(f).parameters else f(b)
+
+
+#: What functions ask of a function that they are given.
+ASKED = {
+    "signature": by_signature,
+    "words": lambda b, f: f(b) * len(f.__doc__ or ""),
+    "annotations": lambda b, f: f(b) * len(f.__annotations__),
+    "names": lambda b, f: f(b) * len(f.__name__ + f.__qualname__ + f.__module__),
+    "unwrapped": lambda b, f: getattr(f, "__wrapped__", f)(b, k=3.0),
+    "called unwrapped": lambda b, f: f.__wrapped__(b) if hasattr(f, "__wrapped__") else f(b),
+    "attribute": lambda b, f: f(b) * getattr(f, "gain", 5.0),
+}
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("factor", [float, np.array, Factor])
+@pytest.mark.parametrize("asked", ASKED)
+def test_functions_that_are_asked_what_they_are(asked, factor, fuse):
+    """Those that are traced, and those of later rounds, say the same as the user's."""
+    every = []
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse):
+        for n, value in enumerate([2.0, 3.0, 2.0]):
+            plain = around_factor(factor(value))
+            twice = decorated(decorated(around_factor(factor(value))))
+            with_gain = decorated(around_factor(factor(value)))
+            with_gain.gain = value + n
+            for f in (plain, twice, with_gain):
+                y = x().map_blocks(ASKED[asked], f, dtype="f8", meta=np.empty((0, 0)))
+                due = y.compute(scheduler="sync")
+                every.append((y, due))
+                np.testing.assert_allclose(y.compute(), due, rtol=1e-12)
+        for y, due in every:
+            np.testing.assert_allclose(y.compute(), due, rtol=1e-12)

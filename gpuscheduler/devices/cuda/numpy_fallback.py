@@ -220,7 +220,7 @@ class MovedCall:
         if all(copies[n] is it for n, it in arrays.items()):
             return f
         space = {**space, **copies}
-        out = like_function(f, space, f.__defaults__, f.__closure__, f.__kwdefaults__)
+        out = like_function(f, space, f.__defaults__, f.__closure__, f.__kwdefaults__, vars(f))
         return swap_parts(out, self._swap, self._known)
 
 

@@ -243,6 +243,8 @@ class TaskTracer:
             reason := next(filter(None, map(why_not_generated, program.kernels)), None)
         ):
             return f"there is no kernel for {reason}"
+        if self.on_gpus and any(map(reads_too_many_places, program.kernels)):
+            return "it reads more places than the arguments of a kernel may name"
         if (
             not self.on_gpus
             and not call.generated

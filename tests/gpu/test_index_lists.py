@@ -1,12 +1,14 @@
 """Elements that lists of numbers take, in kernels."""
 
 import os
+import warnings
 
 import numpy as np
 import pytest
 
 cupy = pytest.importorskip("cupy")
 
+import dask
 import dask.array as da
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,3 +95,22 @@ def test_lists_without_any_order(scheduler, name, dtype):
         got = CASES[name](x).compute()
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
         np.testing.assert_allclose(host(got), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [3, 5, 7, 9, 12, 20])
+def test_no_kernel_has_more_arguments_than_can_be_written(columns):
+    """Few elements are read one by one: a kernel of all would have an argument for each."""
+    source = np.random.default_rng(3).random((24, 30))
+    with (
+        gpuscheduler.Scheduler("cuda:0", numpy="gpu", check=True),
+        warnings.catch_warnings(record=True) as said,
+        dask.config.set({"array.backend": "numpy"}),
+    ):
+        warnings.simplefilter("always")
+        x = da.from_array(source, chunks=(8, 15))
+        for seed in range(3):
+            order = np.random.default_rng(seed).permutation(30)[:columns]
+            z = da.take(x, order, axis=1)
+            for got, want in [(z.mean(), source[:, order].mean()), (z, source[:, order])]:
+                np.testing.assert_allclose(got.compute(), want, rtol=1e-12)
+    assert not [w.message for w in said if issubclass(w.category, RuntimeWarning)]

@@ -245,6 +245,8 @@ class Inliner:
             before = self._unfused_task(task.target(n), source)
             constants.update(before.constants)
             new.update(zip(before.names, before.needs, strict=True))
+        # an array that one of them has as a constant has a task by now, which another reads
+        constants = {k: v for k, v in constants.items() if k not in new}
         return tuple(new), tuple(new.values()), constants
 
     def rewire(self, task: Candidate) -> None:

@@ -853,3 +853,13 @@ def test_xarrays_scores_are_numpys():
         assert s.last.coverage > 0.5
     assert type(got.values) is np.ndarray
     np.testing.assert_allclose(got.values, want.values, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max", "mean", "std"])
+@pytest.mark.parametrize("rows", [(1, 1), (2, 1), (2, 2, 1), (29, 1)])
+def test_blocks_of_one_row_beside_what_all_rows_give(gpus, rows, reduce):
+    """What such a block gives disappears into what reads the block: both read it once."""
+    whole = A[: sum(rows), :8]
+    x = da.from_array(whole, chunks=(rows, 8))
+    got = (x - getattr(x, reduce)(axis=0, keepdims=True)).compute()
+    same(got, whole - getattr(whole, reduce)(axis=0, keepdims=True))

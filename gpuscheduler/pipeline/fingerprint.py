@@ -37,7 +37,7 @@ from ..frontend.tiles import Tiles
 from ..ir.expr import Expr
 from ..sparse_parts import library_of
 from ..tracing.bytecode import variables_written
-from .columns import ColumnWords, integers, seed_words
+from .columns import ColumnWords, seed_words, short_integers
 from .comparable import (
     ANYBODYS,
     LARGEST,
@@ -202,7 +202,10 @@ class FingerprintReader:
                 stack += said[name].names[::-1]
         data: list[Any] = []
         for name, s in order.items():
-            data += find_values([layers[name][k] for k in s.data])
+            items = getattr(
+                layers[name], "mapping", layers[name]
+            )  # to look one up takes half as long
+            data += find_values(list(map(items.__getitem__, s.data)))
         inside = [array for s in order.values() for array in s.inside]
         data += inside
         around = [v for s in order.values() for v in s.around]
@@ -258,7 +261,8 @@ def _name_of(key: Key) -> str:
 def names_of(keys: Sequence[Key]) -> list[str]:
     """The names of keys, each once."""
     if set(map(type, keys)) == {tuple} and all(keys):
-        names = list(dict.fromkeys(map(itemgetter(0), keys)))
+        firsts = list(map(itemgetter(0), keys))
+        names = firsts[:1] if len(set(firsts)) == 1 else list(dict.fromkeys(firsts))
         if set(map(type, names)) == {str}:
             return names
     return list(dict.fromkeys(map(_name_of, keys)))
@@ -413,9 +417,9 @@ class _LayerWords:
                 raise NotComparable
             return kind, v
         if kind is tuple:
-            if len(v) >= FEWEST_ROWS and set(map(type, v)) == {int}:  # chunks, mostly
-                self.count(len(v))
-                return kind, integers(v)
+            if len(v) >= FEWEST_ROWS and (numbers := short_integers(v)) is not None:
+                self.count(len(v))  # of chunks, mostly
+                return kind, numbers
             return (kind, *[self(x) for x in v])
         if kind is list and self.decide_lists():
             self.watch(v)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuscheduler.pipeline import fingerprint
+from gpuscheduler.pipeline.columns import short_integers
 from gpuscheduler.pipeline.comparable import NotComparable
 from gpuscheduler.pipeline.fingerprint import FEWEST_ROWS, _LayerWords
 
@@ -37,7 +38,11 @@ ATOMS = [
     np.random.SeedSequence(1, spawn_key=(1,)), np.arange(3), np.arange(3.0), np.zeros(0),
     TaskRef(("x", 0)), TaskRef(("x", 1)), TaskRef(("y", 0)), TaskRef("x"), Alias(("x", 0)),
 ]  # fmt: skip
-KEYS = [("x", 0), ("x", 1), ("x", 0, 0), ("y", 0), ("x", 1.5), ("x", "extra", 0), ("add", 2), "x"]
+KEYS = [
+    ("x", 0), ("x", 1), ("x", 0, 0), ("y", 0), ("x", 1.5), ("x", "extra", 0), ("add", 2), "x",
+    ("x", True), ("x", np.int64(0)), ("x", -1), ("x", 2**31), ("x", 2**40), ("".join("xx"), 0),
+    ("".join("xx"), 1),
+]  # fmt: skip
 FUNCTIONS = [
     np.add, operator.getitem, users, made(2), made(3), partial(np.sum, axis=0),
     partial(np.sum, axis=1), da.core.concatenate_shaped, np.concatenate,
@@ -205,6 +210,39 @@ def test_what_differs_has_other_words(name, more):
     assert others is not None
     assert (found.words, found.data) != (others.words, others.data)
     assert told(dict(a), 1).words == found.words
+
+
+#: Integers at the ends of 32 bits, and what is like an integer, or has the same bytes.
+NEARLY = [
+    0, 1, -1, 5, 105, 2**31 - 1, -(2**31), 2**31, -(2**31) - 1, 2**63, 2**70, True, False, None,
+    1.0, np.int64(1), np.int32(1), np.uint64(1), np.float64(1), "i", b"i\0\0\0", "iiii", (1,), [1],
+    np.arange(1), np.zeros(5, "u1"), slice(1), int, operator.getitem,
+]  # fmt: skip
+
+
+def is_short(v):
+    return type(v) is int and -(2**31) <= v < 2**31
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(NEARLY) | st.integers(-(2**33), 2**33) | st.binary(max_size=9)))
+def test_short_integers_are_told_from_all_that_is_like_them(column):
+    found = short_integers(column)
+    assert (found is not None) == all(map(is_short, column))
+    short = [v for v in column if is_short(v)]
+    assert (found == short_integers(short)) == (len(short) == len(column))
+    if short:
+        other = [*short[:-1], short[-1] ^ 1]
+        assert short_integers(short) not in (None, short_integers(other), short_integers(short[1:]))
+
+
+def test_long_tuples_differ_in_each_value_and_its_type():
+    """As the lengths of an array's chunks, which a Blockwise layer has."""
+    ones = [1, True, 1.0, np.int64(1), np.float64(1), np.bool_(True), "1", b"1", 2**40, 2**70, None]
+    every = [(2,) * 8, (2,) * 9, *[(*[1] * 8, v) for v in ones], (*[2**40] * 8, 1)]
+    words = [_LayerWords()(v) for v in every]
+    assert not any(a == b for n, a in enumerate(words) for b in words[:n])
+    assert words == [_LayerWords()(copy.deepcopy(v)) for v in every]
 
 
 def test_equal_layers_have_equal_words():

@@ -539,16 +539,20 @@ FUSION = {
         "return int, integers(list(map(int, column)))",
     ),
     "where lists of keys end does not count": (
-        "    return integers(every)\n",
-        "    return sum(every)\n",
+        "else integers(map(len, column))",
+        "else sum(map(len, column))",
     ),
     "which name a key has does not count": (
-        'return "keys", who, _lengths(keys), self._index(index)',
-        'return "keys", _lengths(keys), self._index(index)',
+        'return "keys", who, lengths, tuple(index)',
+        'return "keys", lengths, tuple(index)',
     ),
     "which tasks call a function does not count": (
         "return integers(order), tuple(map(tell, groups))",
         "return tuple(map(tell, groups))",
+    ),
+    "booleans and large integers are like short integers": (
+        "return out if out[5::5] == _INTEGER * len(column) else None",
+        "return out[5::5]",
     ),
     "zeros have no sign in columns": (
         "return kind, tuple(map(repr, column))",

@@ -202,10 +202,7 @@ class FingerprintReader:
                 stack += said[name].names[::-1]
         data: list[Any] = []
         for name, s in order.items():
-            items = getattr(
-                layers[name], "mapping", layers[name]
-            )  # to look one up takes half as long
-            data += find_values(list(map(items.__getitem__, s.data)))
+            data += _data_of(layers[name], s.data)
         inside = [array for s in order.values() for array in s.inside]
         data += inside
         around = [v for s in order.values() for v in s.around]
@@ -249,6 +246,16 @@ class FingerprintReader:
         if said is None:
             raise NotComparable
         return said
+
+
+def _data_of(layer: Any, keys: tuple[Key, ...]) -> list[Any]:
+    """The values of these keys; most often these are all of a layer, and none is looked up."""
+    if not keys:
+        return []
+    items: Mapping[Key, Any] = layer.mapping
+    if tuple(items) == keys:
+        return find_values(list(items.values()))
+    return find_values([items[k] for k in keys])
 
 
 def _name_of(key: Key) -> str:

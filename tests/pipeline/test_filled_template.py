@@ -53,6 +53,25 @@ def test_what_is_persisted_anew_has_its_own_blocks(scheduler):
         assert not np.shares_memory(y.blocks[0, 0].compute(), z.blocks[0, 0].compute())
 
 
+@pytest.mark.parametrize("moved", [1, 2, 3])
+def test_blocks_that_change_places_in_their_layer(moved):
+    """Whoever has a layer may write to it, and put a block in once more."""
+    with Scheduler(devices="cpu:1", fuse_least=0):  # all blocks are in the same place
+        x, a = source()
+        for _ in range(3):
+            np.testing.assert_array_equal((x.T + 1).compute(), a.T + 1)
+        (layer,) = x.dask.layers.values()
+        for key in list(layer.mapping)[:moved]:
+            layer.mapping[key] = layer.mapping.pop(key)
+        for _ in range(3):
+            np.testing.assert_array_equal((x.T + 1).compute(), a.T + 1)
+        first, second, *_ = layer.mapping
+        layer.mapping[first], layer.mapping[second] = layer.mapping[second], layer.mapping[first]
+        found = (x.T + 1).compute()
+        np.testing.assert_array_equal(found, x.compute(scheduler="sync").T + 1)
+        assert not np.array_equal(found, a.T + 1)
+
+
 def test_data_goes_with_its_collection(scheduler):
     x, _ = source()
     for _ in range(4):

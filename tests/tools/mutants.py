@@ -558,6 +558,10 @@ FUSION = {
         "return kind, tuple(map(repr, column))",
         "return kind, tuple(column)",
     ),
+    "blocks are in the order of their layer": (
+        "    if tuple(items) == keys:",
+        "    if True:",
+    ),
     "a plan is taken over by other data of the same names": (
         "any(map(is_not, like.data, self._data))",
         "False",

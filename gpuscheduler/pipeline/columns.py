@@ -42,7 +42,7 @@ _FUNCTION, _ARGUMENTS, _NAMED = attrgetter("func"), attrgetter("args"), attrgett
 _FLAGS, _KEY = attrgetter("data_producer", "block_fusion"), attrgetter("key")
 _BOUNDS = [attrgetter(name) for name in ("start", "stop", "step")]
 #: A format of `marshal` without references, and how an integer of 32 bits begins there; four bytes
-#: follow. (Seen in Python 3.10 to 3.14.)
+#: follow. (Seen in Python 3.10 to 3.13.)
 _MARSHAL, _INTEGER = 2, marshal.dumps(0, 2)[:1]
 
 

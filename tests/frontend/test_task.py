@@ -28,6 +28,7 @@ from gpuscheduler.frontend.task import (
 )
 from gpuscheduler.fusion.horizontal import SequentialTasks, TupleItemKey
 from gpuscheduler.fusion.library_task import LibraryTask, NumpyTask
+from gpuscheduler.fusion.portable import PortableTask
 from gpuscheduler.fusion.residency import HostTask
 from gpuscheduler.fusion.source import LibraryInputs, MatrixInput
 from gpuscheduler.fusion.task import (
@@ -101,6 +102,7 @@ MAKE = {
     HostTask: lambda t=TABLE: HostTask("a", add_table(t), {}, t.nbytes),
     LibraryTask: sort_task,
     NumpyTask: lambda t=TABLE: NumpyTask(HostTask("a", add_table(t), {}, t.nbytes)),
+    PortableTask: lambda t=TABLE: PortableTask("a", add_table(t)),
     FilledTask: lambda t=TABLE: FilledTask(Task("a", add, TaskRef("x"), ArraySlot(0)), [t]),
 }
 ABSTRACT = {HolderTask}

@@ -171,6 +171,29 @@ class OwnTask:
         raise NotImplementedError
 
 
+class WrappingTask(OwnTask):
+    """A task that computes another one: elsewhere, or with values of other libraries."""
+
+    __slots__ = ()
+    #: The other task.
+    task: Any
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.task,)
+
+    @property
+    def original(self) -> Any:
+        return original_of(self.task)
+
+    @property
+    def work_identity(self) -> Any:
+        return work_identity_of(self.task)
+
+    def describe(self) -> TaskDescription:
+        return describe(self.task)
+
+
 # ---- of tasks of either origin
 
 

@@ -51,12 +51,10 @@ class TaskNode:
     lent: bool = False
     #: Why it is no kernel.
     why: str | None = None
-    #: Operations, if it multiplies matrices.
+    #: Operations, if it multiplies or factors matrices.
     operations: int = 0
     #: The matrices, if it is a product of two and nothing else.
     product: Any = None
-    #: Whether GPUs compute it on NumPy's arrays as on CuPy's, by this package's array library.
-    portable: bool = False
     #: The call that it is, if it is one of a function that a library of GPUs has, and nothing else.
     library: Any = None
 

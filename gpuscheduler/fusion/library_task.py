@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..frontend.task import Launcher, OwnTask, TaskDescription, work_identity_of
+from ..frontend.task import Launcher, OwnTask, TaskDescription, WrappingTask
 from .source import LibraryInputs
 from .task import Key, match_array
 
@@ -84,7 +84,7 @@ class LibraryTask(OwnTask):
         return f"<LibraryTask {self.key!r}: {self.call.name}>"
 
 
-class NumpyTask(OwnTask):
+class NumpyTask(WrappingTask):
     """A task that is called with NumPy's arrays, wherever what it reads lies."""
 
     __slots__ = ("key", "task")
@@ -95,23 +95,8 @@ class NumpyTask(OwnTask):
     def __call__(self, values: Values) -> Any:
         return self.task.call(values, to_numpy)
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return (self.task,)
-
     def with_parts(self, *parts: Any) -> NumpyTask:
         return NumpyTask(*parts)
-
-    @property
-    def original(self) -> Any:
-        return self.task.original
-
-    @property
-    def work_identity(self) -> Any:
-        return work_identity_of(self.task)
-
-    def describe(self) -> TaskDescription:
-        return self.task.describe()  # type: ignore[no-any-return]
 
 
 def to_numpy(value: Any) -> Any:

@@ -5,7 +5,7 @@ GPUs compute them on NumPy's arrays as on CuPy's, and what only takes their valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import getitem
 from typing import Any
@@ -16,16 +16,7 @@ from dask.array.core import concatenate3, concatenate_shaped, finalize
 
 from ..dask_private import sum_products
 from ..frontend.graph import NUMPY, RESIDENT, BlockInfo, Graph, Key, is_plain
-from ..frontend.task import (
-    Launcher,
-    OwnTask,
-    TaskDescription,
-    describe,
-    kernels_of,
-    original_of,
-    sequence_of,
-    work_identity_of,
-)
+from ..frontend.task import Launcher, WrappingTask, kernels_of, sequence_of
 from ..frontend.task_node import TaskNode
 
 #: Files of functions that take both: most of their time goes into products, or into sorts.
@@ -42,67 +33,75 @@ TAKING = frozenset(
 CONTAINERS = "dask._task_spec"
 
 
-class PortableTask(OwnTask):
+class PortableTask(WrappingTask):
     """A task of the array library, for a GPU: arrays that it reads of the host are sent before."""
 
-    __slots__ = ("key", "sent_names", "task")
+    __slots__ = ("key", "operations", "sent_names", "task", "traffic")
 
-    def __init__(self, key: Key, task: Any, sent_names: frozenset[Key] = frozenset()):
+    def __init__(
+        self,
+        key: Key,
+        task: Any,
+        operations: int = 0,
+        traffic: int = 0,
+        sent_names: frozenset[Key] = frozenset(),
+    ):
         self.key, self.task = key, task
+        #: Operations, and bytes that it reads and makes, as far as they are known.
+        self.operations, self.traffic = operations, traffic
         #: Names of values whose arrays are sent, should they be on the host.
         self.sent_names = sent_names
 
     def __call__(self, values: dict[Key, Any]) -> Any:
         return self.task(values)
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return (self.task,)
-
     def with_parts(self, *parts: Any) -> PortableTask:
         (task,) = parts
-        return PortableTask(self.key, task, self.sent_names)
+        return PortableTask(self.key, task, self.operations, self.traffic, self.sent_names)
+
+    def with_sent_names(self, names: frozenset[Key]) -> PortableTask:
+        """Return the same task with other names of values that are sent."""
+        return PortableTask(self.key, self.task, self.operations, self.traffic, names)
 
     @property
     def sequence(self) -> Any:
         return sequence_of(self.task)
 
-    @property
-    def original(self) -> Any:
-        return original_of(self.task)
-
-    @property
-    def work_identity(self) -> Any:
-        return work_identity_of(self.task)
-
     def launch(self, launcher: Launcher, values: dict[Key, Any]) -> Any:
         return launcher.call_portable(self, values)
-
-    def describe(self) -> TaskDescription:
-        return describe(self.task)
 
     def __repr__(self) -> str:
         return f"<PortableTask {self.key!r}>"
 
 
-def is_portable(graph: Graph, key: Key) -> bool:
-    """Whether a task takes arrays of NumPy and of GPUs alike, and GPUs can have all that it reads.
+def make_portable(graph: Graph, key: Key, sizes: Mapping[Key, int]) -> PortableTask | None:
+    """Return a task for GPUs if all its functions take arrays of NumPy and of GPUs alike.
 
-    Tasks before it have been asked: those that are portable have the fact.
+    None if it has others, or reads what GPUs cannot have. Tasks before it have been replaced.
+    `sizes` has the bytes of values.
     """
     node = graph.nodes[key]
     functions = {f for _, part in sequence_of(node.task) for f in _functions(part)}
     own = {f for f in functions if getattr(f, "__module__", None) in MODULES}
     if not functions or not functions - own <= TAKING:
-        return False
+        return None
     before = [graph.nodes[d] for d in node.needs]
-    if not own and not any(n.portable for n in before):
-        return False
-    return (
-        (node.block is None or _is_plain_block(node.block))
-        and all(map(_is_for_gpus, before))
-        and all(map(_is_plain_value, node.constants.values()))
-    )
+    if not own and not any(isinstance(n.task, PortableTask) for n in before):
+        return None
+    values = node.constants.values()
+    if not (all(map(_is_for_gpus, before)) and all(map(_is_plain_value, values))):
+        return None
+    if node.block is not None and not _is_plain_block(node.block):
+        return None
+    products = any(f.__module__.rpartition(".")[2] in PRODUCTS for f in own if f is not None)
+    operations = _count_operations([n.block for n in (*before, node)]) if products else 0
+    return PortableTask(key, node.task, operations, touched_bytes(key, node, sizes))
+
+
+def touched_bytes(key: Key, node: TaskNode, sizes: Mapping[Key, int]) -> int:
+    """Return the bytes that a task reads and makes, as far as they are known."""
+    held = sum([getattr(c, "nbytes", 0) for c in node.constants.values()])
+    return held + sizes.get(key, 0) + sum([sizes.get(d, 0) for d in node.needs])
 
 
 def _functions(task: Any) -> Iterator[Callable[..., Any] | None]:
@@ -123,7 +122,8 @@ def _functions(task: Any) -> Iterator[Callable[..., Any] | None]:
 
 def _is_for_gpus(node: TaskNode) -> bool:
     """Whether GPUs have the value of a task, or can have it."""
-    return node.portable or bool(kernels_of(node.task)) or _is_plain_block(node.block)
+    made_there = isinstance(node.task, PortableTask) or bool(kernels_of(node.task))
+    return made_there or _is_plain_block(node.block)
 
 
 def _is_plain_block(block: Any) -> bool:
@@ -138,15 +138,7 @@ def _is_plain_value(value: Any) -> bool:
     return not hasattr(value, "dtype") or isinstance(value, (np.dtype, type))
 
 
-def count_operations(graph: Graph, node: TaskNode) -> int:
-    """Estimate the operations of a portable task: a product of its largest matrix and a square one.
-
-    0 for tasks of other kinds, whose bytes say enough, and where no shape is known.
-    """
-    found = {getattr(f, "__module__", "") for _, part in sequence_of(node.task)
-             for f in _functions(part)}  # fmt: skip
-    if not any(module.rpartition(".")[2] in PRODUCTS for module in found & MODULES):
-        return 0
-    blocks = [graph.nodes[d].block for d in node.needs] + [node.block]
+def _count_operations(blocks: list[Any]) -> int:
+    """Estimate operations: a product of the largest of these matrices and a square one."""
     shapes = [b.shape for b in blocks if isinstance(b, BlockInfo) and len(b.shape) == 2]
     return max([2 * m * n * min(m, n) for m, n in shapes], default=0)

@@ -20,31 +20,30 @@ from dask._task_spec import DataNode, Task, TaskRef
 
 from ..frontend.graph import RESIDENT, Graph, is_plain
 from ..frontend.task import (
-    OwnTask,
     TaskDescription,
+    WrappingTask,
     describe,
     kernels_of,
     original_of,
-    work_identity_of,
 )
 from ..frontend.task_node import TaskNode
 from ..frontend.transfers import LEAST_SENT, SENDING, identity, sent_key
 from ..ir.expr import Out
 from ..values import leaves, map_leaves
 from .library_task import LibraryTask, NumpyTask
-from .portable import PortableTask, count_operations, is_portable
+from .portable import PortableTask, make_portable, touched_bytes
 from .task import KernelTask, Key
 
 Values = dict[Key, Any]
 Form = Any  # the result of a program: containers with an `Out` for each array
 SCALAR = Out(0, (), True)
-#: Tasks that a library of GPUs computes.
-LIBRARIES = (LibraryTask, NumpyTask)
+#: Tasks of GPUs that are no kernels.
+LIBRARIES = (LibraryTask, NumpyTask, PortableTask)
 #: Bytes that a program must touch to be worth its compilation for the host.
 LEAST_PROGRAM = 2**18
 
 
-class HostTask(OwnTask):
+class HostTask(WrappingTask):
     """A task that is called on the host with NumPy's values, wherever these were made."""
 
     __slots__ = ("_touched", "forms", "gpu_task", "key", "made", "sends", "task")
@@ -77,23 +76,11 @@ class HostTask(OwnTask):
         """Bytes that the task reads and makes, as far as they are known."""
         return self._touched
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return (self.task,)
-
     def with_parts(self, *parts: Any) -> HostTask:
         (task,) = parts
         out = HostTask(self.key, task, self.forms, self._touched, self.made)
         out.sends, out.gpu_task = self.sends, self.gpu_task
         return out
-
-    @property
-    def original(self) -> Any:
-        return original_of(self.task)
-
-    @property
-    def work_identity(self) -> Any:
-        return work_identity_of(self.task)
 
     def describe(self) -> TaskDescription:
         return TaskDescription(f"{describe(self.task).words} on the host")
@@ -180,9 +167,9 @@ def make_resident(graph: Graph, views: Mapping[Key, Form], loose: bool = False) 
             task = LibraryTask(key, node.library, _host_task(graph, key, forms, sizes))
             graph.replace(key, task)
             graph.note(key, why=None)
-        elif is_portable(graph, key):
-            graph.note(key, portable=True, operations=count_operations(graph, node), why=None)
-            graph.replace(key, PortableTask(key, node.task))
+        elif portable := make_portable(graph, key, sizes):
+            graph.replace(key, portable)
+            graph.note(key, operations=portable.operations, why=None)
         else:
             _call_on_host(graph, key, forms, sizes)
     return ValueFacts(forms, sizes)
@@ -204,7 +191,7 @@ def move_to_host(graph: Graph, keys: Iterable[Key], facts: ValueFacts) -> None:
         elif not (isinstance(task, KernelTask) and task.touched_bytes >= LEAST_PROGRAM):
             random = any(k.positions for k in kernels_of(task))
             graph.replace(key, task if random else original_of(task))
-        graph.note(key, product=None, portable=False)
+        graph.note(key, product=None)
         _call_on_host(graph, key, facts.forms, facts.sizes)
         graph.nodes[key].task.gpu_task = task  # type: ignore[attr-defined]
 
@@ -268,13 +255,12 @@ def _note_sent_values(graph: Graph) -> None:
     for key, node in graph.nodes.items():
         if isinstance(node.task, PortableTask):
             reads = zip(node.names, node.needs, strict=True)
-            names = {name for name, d in reads if not graph.nodes[d].portable}
-            task = PortableTask(key, node.task.task, frozenset(names.union(node.constants)))
-            graph.replace(key, task)
+            names = {n for n, d in reads if not isinstance(graph.nodes[d].task, PortableTask)}
+            graph.replace(key, node.task.with_sent_names(frozenset(names.union(node.constants))))
 
 
 def _runs_on_gpus(node: TaskNode) -> bool:
-    return bool(kernels_of(node.task)) or node.portable or isinstance(node.task, LIBRARIES)
+    return bool(kernels_of(node.task)) or isinstance(node.task, LIBRARIES)
 
 
 def _is_identity(task: Any) -> bool:
@@ -311,9 +297,7 @@ def _host_task(
     node = graph.nodes[key]
     reads = list(zip(node.names, node.needs, strict=True))
     given = {n: form for n, d in reads if (form := forms.get(d)) is not None}
-    touched = sum([getattr(c, "nbytes", 0) for c in node.constants.values()])
-    touched += sizes.get(key, 0) + sum([sizes.get(d, 0) for _, d in reads])
-    return HostTask(key, node.task, given, touched, sizes.get(key, 0))
+    return HostTask(key, node.task, given, touched_bytes(key, node, sizes), sizes.get(key, 0))
 
 
 def _host_array(graph: Graph, key: Key) -> Any:

@@ -21,6 +21,7 @@ from ..frontend.graph import Graph
 from ..frontend.task import host_only, kernels_of
 from ..frontend.transfers import SENDING
 from ..fusion.library_task import LibraryTask
+from ..fusion.portable import PortableTask
 from ..fusion.residency import HostTask
 from ..plan.host_cost import GpuWork, HostWork, program_seconds
 from ..plan.library_cost import gpu_seconds, host_seconds, portable_seconds, product_seconds
@@ -29,6 +30,8 @@ from ..plan.matmul import MatmulSumTask
 from ..plan.plan import Plan, Step, chunk_of
 from .sides import HOSTED
 
+#: Tasks that libraries compute on GPUs.
+IN_LIBRARIES = (LibraryTask, MatmulSumTask, PortableTask)
 #: GPUs are chosen where they should take at most this part of the host's time.
 MARGIN = 0.7
 #: Work of fewer seconds on the host stays there.
@@ -177,7 +180,7 @@ def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
         with "gpu-only", where a task that touches 1 MiB or more is called on the host.
     """
     machine = plan.machine
-    host, gpu = _work(graph, plan, threads)
+    host, gpu = _work(plan, threads)
     host_seconds = host.seconds(threads)
     gpu_seconds = gpu.seconds(len(machine.devices), machine.bandwidth, STEP_SECONDS)
     called: dict[int, Any] = {i: s.task for i, s in enumerate(plan.steps) if host_only(s.task)}
@@ -266,7 +269,7 @@ def called_reasons(graph: Graph, called: Any) -> list[str]:
     ]
 
 
-def _work(graph: Graph, plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
+def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
     """The work of a plan: on the host alone, or on GPUs and the host beside them."""
     seconds: dict[int, float] = {}  # by program: alike blocks share one
     facts = dict.fromkeys(
@@ -282,20 +285,12 @@ def _work(graph: Graph, plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
                 seconds[id(program)] = program_seconds(program)
             into["kernels"] += seconds[id(program)]
             into["touched"] += kernel.touched_bytes
-        if isinstance(task, (LibraryTask, MatmulSumTask)):
+        if isinstance(task, IN_LIBRARIES):
             mine, gpus = library_work(task, plan.machine)
             into["kernels"] += mine
             into["called"] += task.traffic
             if into is facts:
                 facts["library"] += gpus
-
-    def add_portable(step: Step, operations: int) -> None:
-        touched = step.nbytes + sum([plan.steps[k].nbytes for k in step.inputs])
-        gpu_seconds, host_seconds = portable_seconds(operations, touched, plan.machine)
-        facts["kernels"] += host_seconds
-        facts["library"] += gpu_seconds
-        facts["called"] += touched
-        facts["tasks"] += 1
 
     for step in plan.steps:
         chunk = chunk_of(step)
@@ -306,11 +301,8 @@ def _work(graph: Graph, plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
             facts[_transfer_kind(step)] += step.nbytes
         facts["read"] += step.nbytes * (step.aside and not step.sent)
         task: Any = step.task
-        runs = host_only(task) or isinstance(task, (LibraryTask, MatmulSumTask))
+        runs = host_only(task) or isinstance(task, IN_LIBRARIES)
         facts["tasks"] += len(kernels_of(task)) or runs
-        node = graph.nodes.get(step.key)
-        if node is not None and node.portable:
-            add_portable(step, node.operations)
         if not host_only(task):
             add_task(task, facts)
             continue
@@ -340,10 +332,12 @@ def _work(graph: Graph, plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
     return host, gpu
 
 
-def library_work(task: LibraryTask | MatmulSumTask, machine: Machine) -> tuple[float, float]:
+def library_work(task: Any, machine: Machine) -> tuple[float, float]:
     """Seconds of one thread of the host, and of one GPU, for what a library computes."""
     if isinstance(task, LibraryTask):
         return host_seconds(task.call), gpu_seconds(task.call, machine.bandwidth)
+    if isinstance(task, PortableTask):
+        return portable_seconds(task.operations, task.traffic, machine)
     on_host = product_seconds(task.operations, task.dtype)
     return on_host, task.operations / machine.flops
 

@@ -19,6 +19,7 @@ from ..frontend.graph import Graph, Key, layer_of
 from ..frontend.task import host_only, kernels_of
 from ..frontend.task_node import TaskNode
 from ..fusion.library_task import LibraryTask, NumpyTask
+from ..fusion.portable import PortableTask
 from ..fusion.residency import ValueFacts
 from ..plan.host_cost import BLOCK, DOWN, HOST, NEW, TASK, UP, UP_GAPS, UP_MADE, program_seconds
 from ..plan.library_cost import (
@@ -134,8 +135,8 @@ class SideChooser:
                 )  # fmt: skip
             elif isinstance(task, NumpyTask):
                 self._add_product(key, node)
-            elif node.portable:
-                self._add_portable(key, node)
+            elif isinstance(task, PortableTask):
+                self._add_portable(key, task)
             elif host_only(task):
                 why = node.why or "it is no kernel"
                 group = self._add(key, ("called", why), "called", None, task.touched_bytes / CALLED)
@@ -187,12 +188,10 @@ class SideChooser:
             + touched / CALLED,
         )  # fmt: skip
 
-    def _add_portable(self, key: Key, node: TaskNode) -> None:
+    def _add_portable(self, key: Key, task: PortableTask) -> None:
         """Add a task of the array library to the one group of all of them: they share values."""
-        sizes = self.facts.sizes
-        touched = sizes.get(key, 0) + sum([sizes.get(d, 0) for d in node.needs])
-        gpu, on_host = portable_seconds(node.operations, touched, self.machine)
-        host = on_host / self.threads + touched / CALLED
+        on_host, gpu = portable_seconds(task.operations, task.traffic, self.machine)
+        host = on_host / self.threads + task.traffic / CALLED
         self._add(key, "portable", "array library", gpu, host, layer="")
 
     def _program_seconds(self, program: Any) -> float:

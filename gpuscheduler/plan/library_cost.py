@@ -76,13 +76,13 @@ def product_seconds(operations: int, dtype: Any) -> float:
     return operations / (PRODUCT if dtype.char in "fF" else PRODUCT / 2)
 
 
-def portable_seconds(operations: int, touched: int, machine: Machine) -> tuple[float, float]:
-    """Seconds of one GPU, and of one thread of the host, for a task of the array library.
+def portable_seconds(operations: int, traffic: int, machine: Machine) -> tuple[float, float]:
+    """Seconds of one thread of the host, and of one GPU, for a task of the array library.
 
-    They are those of products of float64; the bytes touched are for GPUs.
+    They are those of products of float64; a GPU takes at least what its memory does.
     """
-    on_host = product_seconds(operations, np.dtype(float))
-    return max(operations / machine.flops, touched / machine.bandwidth), on_host
+    on_gpu = max(operations / machine.flops, traffic / machine.bandwidth)
+    return product_seconds(operations, np.dtype(float)), on_gpu
 
 
 def traffic_of(call: LibraryCall) -> int:

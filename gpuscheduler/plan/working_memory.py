@@ -74,9 +74,7 @@ def declared_working_memory(plan: Plan) -> Iterator[tuple[int, int]]:
     """
     found: set[int] = set()
     for step in plan.steps:
-        task: Any = step.task
-        if isinstance(task, PortableTask):
-            task = task.task
+        task = _inner_task(step.task)
         if step.kind in found or not isinstance(task, Task):
             continue
         found.add(step.kind)
@@ -91,6 +89,11 @@ def declared_working_memory(plan: Plan) -> Iterator[tuple[int, int]]:
                 step.kind,
                 int(declare(*[sizes[k] for k in _argument_keys(task.args) if k in sizes])),
             )
+
+
+def _inner_task(task: Any) -> Any:
+    """The task that a portable one computes with a GPU's arrays; others as they are."""
+    return task.task if isinstance(task, PortableTask) else task
 
 
 def _argument_keys(arguments: Iterable[Any]) -> Iterator[Any]:
@@ -139,8 +142,7 @@ def _describe_task(task: Any) -> Any:
 
     None for a task that needs no working memory, or is of an unknown type.
     """
-    if isinstance(task, PortableTask):
-        task = task.task
+    task = _inner_task(task)
     sequence = sequence_of(task)
     if len(sequence) > 1:
         return [_describe_task(part) for _, part in sequence]

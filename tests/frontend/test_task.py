@@ -16,6 +16,7 @@ from gpuscheduler.frontend.compiled_task import Chain, CompiledCall
 from gpuscheduler.frontend.rebuild import swap_parts
 from gpuscheduler.frontend.task import (
     OwnTask,
+    WrappingTask,
     bytes_touched_by,
     describe,
     kernels_of,
@@ -105,7 +106,7 @@ MAKE = {
     PortableTask: lambda t=TABLE: PortableTask("a", add_table(t)),
     FilledTask: lambda t=TABLE: FilledTask(Task("a", add, TaskRef("x"), ArraySlot(0)), [t]),
 }
-ABSTRACT = {HolderTask}
+ABSTRACT = {HolderTask, WrappingTask}
 KINDS = list(MAKE)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import dask
 import dask.array as da
 import numpy as np
@@ -13,7 +15,9 @@ import gpuscheduler
 from gpuscheduler import array, linalg
 from gpuscheduler.algorithms import tall_graph, tall_kernel
 from gpuscheduler.fusion.portable import PortableTask
+from gpuscheduler.fusion.residency import HostTask
 from gpuscheduler.pipeline import choice, sides
+from gpuscheduler.plan.machine import Machine
 from tests.support.matrices import check_qr, square_matrix, tall_matrix
 
 pytestmark = [
@@ -47,6 +51,7 @@ FUNCTIONS = {
     "unique": lambda t, a, p, b, v: array.unique(v),
     "searchsorted": lambda t, a, p, b, v: array.searchsorted(array.sort(v), b[:, 0]),
     "Dask's svd": lambda t, a, p, b, v: da.linalg.svd(t)[1],
+    "Dask's svd, U": lambda t, a, p, b, v: da.linalg.svd(t)[0],
     "Dask's svd, V": lambda t, a, p, b, v: da.linalg.svd(t)[2],
 }
 
@@ -72,8 +77,8 @@ def arguments(seed=0, order="C"):
         ]
 
 
-def portable_tasks(scheduler, x):
-    """Whether each task of the array library, in the plan on GPUs, is one of GPUs."""
+def library_lines(scheduler, x):
+    """The lines of `explain` that say how many tasks of the array library run where."""
     return [str(line) for line in str(scheduler.explain(x)).splitlines() if "array library" in line]
 
 
@@ -84,7 +89,7 @@ def test_values_and_types_are_those_of_the_host(devices, name):
     with gpuscheduler.Scheduler(devices, numpy="gpu", check=True) as scheduler:
         lazy = FUNCTIONS[name](*arguments())
         got = lazy.compute()
-        (line,) = portable_tasks(scheduler, lazy)
+        (line,) = library_lines(scheduler, lazy)
     assert line.startswith("  GPU")
     assert type(got) is type(want)
     assert got.dtype == want.dtype
@@ -139,12 +144,12 @@ def auto(monkeypatch):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_host_computes_them_where_that_is_faster(auto, monkeypatch, name):
     """All of them together: what one leaves may be a value that the next one takes apart."""
-    monkeypatch.setattr(sides, "portable_seconds", lambda *_: (1e3, 1e-9))
+    monkeypatch.setattr(sides, "portable_seconds", lambda *_: (1e-9, 1e3))
     want = FUNCTIONS[name](*arguments()).compute(scheduler="sync")
     given = [x * 1 for x in arguments()]
     lazy = FUNCTIONS[name](*given)
     np.testing.assert_allclose(lazy.compute(), want, rtol=1e-9, atol=1e-9)
-    assert not any(line.startswith("  GPU") for line in portable_tasks(auto, lazy))
+    assert not any(line.startswith("  GPU") for line in library_lines(auto, lazy))
 
 
 def test_signs_of_dasks_q_are_numpys_unless_gpus_are_asked_for(auto):
@@ -161,7 +166,7 @@ def test_arrays_that_gpus_cannot_have_stay_on_the_host():
             x = rng.integers(0, 99, 300).astype("i8").astype(dtype)
             lazy = array.sort(da.from_array(x, chunks=100))
             np.testing.assert_array_equal(lazy.compute(), np.sort(x))
-            assert not portable_tasks(scheduler, lazy)
+            assert not library_lines(scheduler, lazy)
 
 
 def test_errors_are_those_of_the_host():
@@ -176,9 +181,28 @@ def test_errors_are_those_of_the_host():
 
 def test_small_arrays_of_the_host_are_sent_with_the_task():
     """They are no steps of their own: a task that takes arrays as they are would mix libraries."""
-    task = PortableTask("y", lambda values: type(values["x"]) is type(values["y"]), {"x"})
     with gpuscheduler.Scheduler("cuda:0", numpy="gpu", check=True):
         b = np.arange(1.0, 4)
         x = linalg.solve(da.from_array(np.eye(3) * 2, chunks=3), da.from_array(b, chunks=3))
         np.testing.assert_allclose(x.compute(), b / 2)
-    assert task({"x": b, "y": b})
+
+
+def test_the_choice_counts_what_the_host_has_taken_over():
+    """A plan whose factorizations run on the host is no faster for it than the host alone."""
+    task = PortableTask("y", len, operations=10**12, traffic=8 * 10**9)
+    machine = Machine.uniform(1)
+    host, gpu = choice.library_work(task, machine)
+    assert host > 10 * gpu > 0
+    on_host = HostTask("y", len, {}, task.traffic)
+    on_host.gpu_task = task
+    plans = [SimpleNamespace(steps=[step(t)], machine=machine, outputs=()) for t in (task, on_host)]
+    (alone, gpus), (alike, beside) = (choice._work(plan, 16) for plan in plans)
+    assert alone.seconds(16) == alike.seconds(16)
+    assert gpus.library == gpu
+    assert beside.hosted >= host / 16
+
+
+def step(task):
+    return SimpleNamespace(
+        task=task, sent=False, aside=False, nbytes=0, inputs=(), fixed=False, places=(), known=True
+    )

@@ -184,12 +184,6 @@ def adjoint(x: Any) -> Any:
     return x.conj().T if x.dtype.kind == "c" else x.T
 
 
-def factor_bytes(gram: int, *others: int) -> int:
-    """Bytes that factoring a Gram matrix takes: scaled, factored and inverted, and work space."""
-    return 8 * gram
-
-
-@declare_working_memory(factor_bytes)
 @quiet
 def start_factor(gram: Any, unit: float) -> Factor:
     """Factor the Gram matrix of a matrix x of this unit roundoff; see `Factor`."""
@@ -223,7 +217,6 @@ def start_factor(gram: Any, unit: float) -> Factor:
     return {**chosen, "r": factor * grow, "done": False, "unit": unit}
 
 
-@declare_working_memory(factor_bytes)
 @quiet
 def next_factor(gram: Any, before: Factor) -> Factor:
     """Factor the Gram matrix of the Q that a step has given.
@@ -260,7 +253,6 @@ def next_factor(gram: Any, before: Factor) -> Factor:
     return {**chosen, "r": r, "done": size <= NEAR, "unit": unit}
 
 
-@declare_working_memory(factor_bytes)
 def end_factor(gram: Any, before: Factor) -> Factor:
     """Do what `next_factor` does, for the last step: a Q that is still far off is a failure."""
     after = next_factor(gram, before)

@@ -17,14 +17,14 @@ from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
-from dask._task_spec import Alias, Task, TaskRef
+from dask._task_spec import Alias
 from dask.array.core import Array
 from dask.blockwise import Blockwise
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from ..algorithms.tall_graph import factorize_blocks
 from ..algorithms.tall_kernel import is_tall
-from ..algorithms.tall_tasks import svd_of_stack
 from ..dask_private import wrapped_qr
 from ..frontend.graph import CUPY, NUMPY
 from ..frontend.lines import share_line
@@ -33,12 +33,13 @@ from ..options import Options
 
 
 class _Factorization(NamedTuple):
-    """The layers of one `tsqr`: of the matrix, and those that give Q, R and the SVD of R."""
+    """The layers of one `tsqr`: of the matrix, and those that give Q and R, or U, S and Vᴴ."""
 
     matrix: str
     q: str
     r: str
-    svd: str | None
+    #: Empty for a QR.
+    svd: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class TallRewriter:
         """Return the graph with other layers of the same names; itself where it has none."""
         out = hlg
         for found in _factorizations(hlg):
-            if found.svd is None and self.only_svd:
+            if self.only_svd and not found.svd:
                 continue
             matrix = _as_matrix(hlg, found.matrix, self.libraries)
             if matrix is not None:
@@ -94,11 +95,11 @@ def _factorizations(hlg: HighLevelGraph) -> Iterator[_Factorization]:
         r = next((end for end in ends if end in layers), None)
         if r is None or q not in layers or layers[q].annotations or layers[r].annotations:
             continue
-        svd = f"svd{token}-2"
+        svd = tuple([f"getitem{token}-{part}" for part in ("u4", "s2", "v2")])
         # with unknown lengths, Dask asks each block; layers of `x[mask]` do not say so
         if not layers.get(f"q-blocksizes{token}"):
             matrix = str(layer.indices[0][0])
-            yield _Factorization(matrix, q, r, svd if svd in layers else None)
+            yield _Factorization(matrix, q, r, svd if layers.keys() >= set(svd) else ())
 
 
 def _as_matrix(hlg: HighLevelGraph, name: str, libraries: Collection[str]) -> Array | None:
@@ -116,22 +117,23 @@ def _as_matrix(hlg: HighLevelGraph, name: str, libraries: Collection[str]) -> Ar
 
 
 def _replace_layers(hlg: HighLevelGraph, found: _Factorization, matrix: Array) -> HighLevelGraph:
-    """Have other layers give the blocks of Q and R, and the SVD of NumPy's R."""
+    """Have other layers give the blocks of Q and R, and those of the SVD of NumPy's blocks.
+
+    CuPy's SVD of R, and products with it, are on GPUs as Dask has them.
+    """
     factors = factorize_blocks(matrix)
-    q, r = factors.q(), factors.r()
+    made = {found.q: factors.q(), found.r: factors.r()}
+    if found.svd and isinstance(matrix._meta, np.ndarray):
+        made |= zip(found.svd, factors.svd(), strict=True)
     layers, dependencies = dict(hlg.layers), dict(hlg.dependencies)
-    for graph in (q.dask, r.dask):
+    for graph in [array.dask for array in made.values()]:
         new = [name for name in graph.layers if name not in layers]
         layers |= {name: graph.layers[name] for name in new}
         dependencies |= {name: graph.dependencies[name] for name in new}
         share_line(found.q, new)
-    for name, array in ((found.q, q), (found.r, r)):
-        keys = [(name, i, 0) for i in range(array.numblocks[0])]
-        layer = MaterializedLayer({key: Alias(key, (array.name, *key[1:])) for key in keys})
+    for name, array in made.items():
+        keys = list(flatten(array.__dask_keys__()))
+        layer = MaterializedLayer({(name, *k[1:]): Alias((name, *k[1:]), k) for k in keys})
         layer.collection_annotations = array.dask.layers[array.name].collection_annotations
         layers[name], dependencies[name] = layer, {array.name}
-    if found.svd is not None and isinstance(matrix._meta, np.ndarray):
-        key = (found.svd, 0, 0)
-        task = Task(key, svd_of_stack, TaskRef((r.name, 0, 0)))
-        layers[found.svd], dependencies[found.svd] = MaterializedLayer({key: task}), {r.name}
     return HighLevelGraph(layers, dependencies)

@@ -312,9 +312,17 @@ def footprint(folder):
     return (
         int(facts["RssAnon"].split()[0]) * 1024,
         sorted(t.name for t in threading.enumerate()),
-        len(os.listdir("/proc/self/fd")),
+        Counter(map(opened_file, os.listdir("/proc/self/fd"))),
         sorted(p.name for p in folder.iterdir()),
     )
+
+
+def opened_file(descriptor):
+    """What an open file is, without the numbers that differ from one to the next."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").split(":[")[0]
+    except OSError:  # the folder itself, which is closed by now
+        return "/proc"
 
 
 def settled(folder, threads):
@@ -365,9 +373,8 @@ def main() -> int:
     print(f"ran {dict(soak.ran)}; injected {dict(soak.faults.seen)}; failed {dict(soak.failed)}")
     for title, facts in (("before", first), ("after", last)):
         memory, names, files, left = facts
-        print(
-            f"{title}: {memory / 2**20:.1f} MiB, {len(names)} threads, {files} open files, {left}"
-        )
+        counts = f"{len(names)} threads, {files.total()} open files"
+        print(f"{title}: {memory / 2**20:.1f} MiB, {counts}, {left}")
     if gpus:
         print(f"on {gpus} GPUs: {held / 2**20:.1f} MiB before, {holds / 2**20:.1f} after")
     wrong = []
@@ -377,8 +384,8 @@ def main() -> int:
         wrong.append(f"{(last[0] - first[0]) / 2**20:.1f} MiB of memory are left")
     if last[1] != threads:
         wrong.append(f"threads are left: {last[1]}")
-    if last[2] > first[2]:
-        wrong.append(f"{last[2] - first[2]} open files are left")
+    if last[2].total() > first[2].total():
+        wrong.append(f"open files are left: {dict(last[2] - first[2])}")
     if last[3]:
         wrong.append(f"files are left: {last[3]}")
     print("; ".join(wrong) or "nothing is left")

@@ -65,7 +65,7 @@ def in_place_of(function: Any) -> Any:
         if type(function).__name__ == "curry" and function.func in KNOWN_CURRIED:
             return functools.partial(KNOWN_CURRIED[function.func], *function.args)
         known = KNOWN.get(function)
-    except Exception:  # not hashable
+    except Exception:  # not hashable: a user's object may say so by any error
         return None
     if known is None and (getattr(function, "__module__", None) or "").startswith("cupy"):
         known = in_numpy(function)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import getitem
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..dask_private import sum_products
 from ..frontend.graph import NUMPY, RESIDENT, BlockInfo, Graph, Key, is_plain
 from ..frontend.task import Launcher, WrappingTask, kernels_of, sequence_of
 from ..frontend.task_node import TaskNode
+from ..values import FunctionSet
 
 #: Files of functions that take both: most of their time goes into products, or into sorts.
 PRODUCTS = (
@@ -26,8 +28,8 @@ PRODUCTS = (
 ORDERS = ("distinct", "local_sort", "ordered_keys", "runs", "selection", "sorting", "splitters")
 MODULES = frozenset("gpuscheduler.algorithms." + name for name in (*PRODUCTS, *ORDERS))
 #: Functions that take values apart, or put them together, whatever library their arrays are of.
-TAKING = frozenset(
-    [getitem, tuple, list, np.transpose, concatenate3, concatenate_shaped, finalize, sum_products]
+TAKING = FunctionSet(
+    getitem, tuple, list, np.transpose, concatenate3, concatenate_shaped, finalize, sum_products
 )
 #: Where the functions are that make containers of what a task reads.
 CONTAINERS = "dask._task_spec"
@@ -81,9 +83,9 @@ def make_portable(graph: Graph, key: Key, sizes: Mapping[Key, int]) -> PortableT
     `sizes` has the bytes of values.
     """
     node = graph.nodes[key]
-    functions = {f for _, part in sequence_of(node.task) for f in _functions(part)}
-    own = {f for f in functions if getattr(f, "__module__", None) in MODULES}
-    if not functions or not functions - own <= TAKING:
+    functions = [f for _, part in sequence_of(node.task) for f in _functions(part)]
+    own = [_module_of(f) for f in functions if _module_of(f) in MODULES]
+    if not functions or not all(_module_of(f) in MODULES or f in TAKING for f in functions):
         return None
     before = [graph.nodes[d] for d in node.needs]
     if not own and not any(isinstance(n.task, PortableTask) for n in before):
@@ -93,7 +95,7 @@ def make_portable(graph: Graph, key: Key, sizes: Mapping[Key, int]) -> PortableT
         return None
     if node.block is not None and not _is_plain_block(node.block):
         return None
-    products = any(f.__module__.rpartition(".")[2] in PRODUCTS for f in own if f is not None)
+    products = any(module.rpartition(".")[2] in PRODUCTS for module in own)
     operations = _count_operations([n.block for n in (*before, node)]) if products else 0
     return PortableTask(key, node.task, operations, touched_bytes(key, node, sizes))
 
@@ -113,11 +115,16 @@ def _functions(task: Any) -> Iterator[Callable[..., Any] | None]:
         function: Any = task.func
         while isinstance(function, partial):
             function = function.func
-        if getattr(function, "__module__", None) != CONTAINERS:
+        if _module_of(function) != CONTAINERS:
             yield function
     for argument in (*task.args, *task.kwargs.values()):
         if isinstance(argument, Task):
             yield from _functions(argument)
+
+
+def _module_of(function: Any) -> str:
+    """The module of a Python function; empty for users' objects, which may say anything."""
+    return str(function.__module__) if type(function) is FunctionType else ""
 
 
 def _is_for_gpus(node: TaskNode) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import getitem
 from types import SimpleNamespace
 
 import dask
@@ -167,6 +168,27 @@ def test_arrays_that_gpus_cannot_have_stay_on_the_host():
             lazy = array.sort(da.from_array(x, chunks=100))
             np.testing.assert_array_equal(lazy.compute(), np.sort(x))
             assert not library_lines(scheduler, lazy)
+
+
+class Answer:
+    """A callable object of a user's, which refuses to be compared or put into a set."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise RuntimeError("compared")
+
+    def __call__(self, block):
+        return np.sort(block)
+
+
+def test_users_objects_are_called_without_being_looked_at():
+    x = np.random.default_rng(0).random(300)
+    dsk = {"x": x, "y": (Answer(), "x"), "z": (getitem, "y", 3)}
+    with gpuscheduler.Scheduler("cuda:0", numpy="gpu", check=True) as scheduler:
+        assert scheduler.get(dsk, "z") == np.sort(x)[3]
+        d = da.from_array(x, chunks=100).map_blocks(Answer(), dtype=float, token="answer")
+        np.testing.assert_array_equal(array.sort(d).compute(), np.sort(x))
 
 
 def test_errors_are_those_of_the_host():

@@ -13,6 +13,7 @@ link), so nobody can replace the file in between. Where files have no owners, no
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -20,6 +21,7 @@ import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +97,14 @@ def keep(words: Any, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _opened_folder(path.parent) as folder:
             name = f"{path.name}.{secrets.token_hex(8)}"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            handle = os.open(name, flags, 0o600, dir_fd=folder)
+            opener = partial(os.open, mode=0o600, dir_fd=folder)
             try:
-                with os.fdopen(handle, "wb") as f:
+                with open(name, "xb", opener=opener) as f:  # of a link, this is an error
                     f.write(_digest(path.name, content) + content)
                 os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             except OSError:
-                os.unlink(name, dir_fd=folder)
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
                 raise
         _count_bytes(len(content), path.parent)
     except Untrusted as error:
@@ -121,22 +123,30 @@ def _opened_folder(path: Path) -> Iterator[int]:
     """A descriptor of a folder that belongs to this user.
 
     Raises Untrusted for one of somebody else's and for a link, OSError where there is none.
+
+    Python handles Ctrl-C after each call. `extend` opens and remembers in one call: no signal can
+    come between the two and leave the folder open.
     """
     if stat.S_ISLNK(os.lstat(path).st_mode):
         raise Untrusted(f"{path} is a symbolic link: name the folder itself")
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    handles: list[int] = []
     try:
-        _refuse_owner(path, handle)
-        yield handle
+        handles.extend(map(os.open, [path], [flags]))
+        _refuse_owner(path, handles[0])
+        yield handles[0]
     finally:
-        os.close(handle)
+        for handle in handles:
+            os.close(handle)
 
 
 def _content(path: Path, folder: int) -> bytes:
     """The bytes of a plain file in that folder that only this user can write."""
     _refuse_kind(path, os.stat(path.name, dir_fd=folder, follow_symlinks=False))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for who writes to it
-    with open(os.open(path.name, flags, dir_fd=folder), "rb") as f:
+    # One expression, as in `_opened_folder`: the file owns its descriptor before Ctrl-C is handled.
+    (file,) = map(io.FileIO, map(partial(os.open, dir_fd=folder), [path.name], [flags]))
+    with file as f:
         _refuse_kind(path, os.fstat(f.fileno()))  # as it is now
         _refuse_owner(path, f.fileno())
         _refuse_writers(path, f.fileno())

@@ -17,6 +17,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -109,12 +110,9 @@ class SnapshotFile:
 
     def __init__(self, path: Path):
         self.path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            os.ftruncate(descriptor, SIZE)
-            self._map = mmap.mmap(descriptor, SIZE)
-        finally:
-            os.close(descriptor)
+        with open(path, "w+b", opener=partial(os.open, mode=0o600)) as f:
+            f.truncate(SIZE)
+            self._map = mmap.mmap(f.fileno(), SIZE)
         self._sequence = 0
         self._map[: HEADER.size] = HEADER.pack(MAGIC, VERSION, 0, 0)
 

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -326,7 +327,7 @@ def _read_all(f: Any, view: memoryview) -> None:
 # ---- folders
 
 
-def _private_folder(base: str) -> tuple[str, int]:
+def _private_folder(base: str) -> tuple[str, FileIO]:
     """A new folder that only this user may enter, and its lock, which this process holds.
 
     Somebody who removes abandoned folders may come between any two lines of this:
@@ -339,7 +340,7 @@ def _private_folder(base: str) -> tuple[str, int]:
         folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base)
         path = os.path.join(folder, LOCK)
         try:
-            lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            lock = FileIO(path, "a+", opener=partial(os.open, mode=0o600))
         except FileNotFoundError:
             continue
         if fcntl is None:
@@ -347,21 +348,22 @@ def _private_folder(base: str) -> tuple[str, int]:
         with contextlib.suppress(OSError):  # some file systems have no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock), os.stat(path)):
+            if os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
                 return folder, lock
-        os.close(lock)
+        lock.close()
 
 
 #: Folders of this process that are there: the lock, who made it, and the store.
-_made: dict[str, tuple[int, int, weakref.ref[SpillStore]]] = {}
+_made: dict[str, tuple[FileIO, int, weakref.ref[SpillStore]]] = {}
 
 
 def _remove(folder: str) -> None:
-    lock, pid, _ = _made.pop(folder, (-1, -1, None))
-    if os.getpid() != pid:  # a child has the finalizers of its parent, and not its files
+    lock, pid, _ = _made.pop(folder, (None, -1, None))
+    if lock is None:
         return
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
+    with lock:
+        if os.getpid() == pid:  # a child has the finalizers of its parent, and not its files
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @atexit.register
@@ -389,12 +391,10 @@ def remove_abandoned(base: str) -> None:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             try:
-                lock = os.open(folder / LOCK, os.O_RDWR)
+                lock = FileIO(folder / LOCK, "r+")
             except FileNotFoundError:
                 folder.rmdir()  # only where it is empty
                 continue
-            try:
+            with lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)

@@ -237,9 +237,12 @@ class _DataTaker:
         constants = {
             k: v
             for k, v in step.constants.items()
-            if is_task_data(v) and id(v) not in self._told and (k not in beside or id(v) in number)
+            if id(v) in number or (is_task_data(v) and id(v) not in self._told and k not in beside)
         }
         if any(id(v) not in number for v in (*own, *constants.values())) or self.has_data(task):
+            return None
+        rest = {k: v for k, v in step.constants.items() if k not in constants}
+        if any(map(self.has_data, rest.values())):  # in what a user's tuple holds, say
             return None
         if own:
             self.own[i] = [number[id(v)] for v in own]
@@ -247,7 +250,6 @@ class _DataTaker:
             self.constants[i] = {k: number[id(v)] for k, v in constants.items()}
         if not (own or constants or i in self.slots):
             return step
-        rest = {k: v for k, v in step.constants.items() if k not in constants}
         return replace(step, task=task, constants=rest)
 
     def _calls_objects(self, task: Any) -> bool:

@@ -120,10 +120,29 @@ WAYS = {
     "delayed": lambda x, o: da.from_delayed(
         delayed(multiply_sorted)(x, o), shape=x.shape, dtype="f8", meta=np.empty((0, 0))
     ),
+    "value of a key": lambda x, o: x + of_factor(delayed(o)),
+    "value of a key, in a tuple": lambda x, o: x + of_factor(delayed((o, 1), traverse=False)),
+    "value of a key, in a list": lambda x, o: x + of_factor(delayed([(o, 1)], traverse=False)),
+    "value of a key, in a dictionary": lambda x, o: (
+        x + of_factor(delayed({"first": o}, traverse=False))
+    ),
+    "values of two keys": lambda x, o: of_factor(delayed(o)) + of_factor(delayed(Scale(3.0))),
     "axis": lambda x, o: da.apply_along_axis(
         multiply_sorted_row, 1, x, dtype="f8", shape=(x.shape[1],), scale=o
     ),
 }
+
+
+def find_factor(it):
+    """The factor of the first object that is in containers."""
+    while not isinstance(it, Scale):
+        it = it["first"] if isinstance(it, dict) else it[0]
+    return it.factor
+
+
+def of_factor(value):
+    """An array of no axes: a factor, which a task finds in the value of another key."""
+    return da.from_delayed(delayed(find_factor)(value), (), dtype="f8")
 
 
 def multiply_sorted_row(row, scale):

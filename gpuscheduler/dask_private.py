@@ -29,6 +29,8 @@ from dask.array.optimization import _optimize_slices as optimize_slices
 from dask.array.overlap import _trim as trim_overlap
 from dask.array.random import _apply_random as apply_random
 from dask.array.random import _apply_random_func as apply_random_func
+from dask.array.random import _choice_rng as choice_rng
+from dask.array.random import _choice_rs as choice_rs
 from dask.array.routines import _chunk_sum as sum_products
 from dask.array.routines import _gradient_kernel as gradient_kernel
 from dask.highlevelgraph import HighLevelGraph
@@ -53,6 +55,8 @@ LOST = {
     "dask.array.overlap._trim": "one trace for all blocks of `map_overlap`",
     "dask.array.random._apply_random": "plans of `RandomState` that are used again",
     "dask.array.random._apply_random_func": "plans of `Generator` that are used again",
+    "dask.array.random._choice_rng": "plans of `Generator.choice` that are used again",
+    "dask.array.random._choice_rs": "plans of `RandomState.choice` that are used again",
     "dask.array.random.RandomState()._numpy_state": "`da.random.RandomState` of CuPy arrays",
     "dask.array.random.RandomState()._RandomState": "`da.random.RandomState` of CuPy arrays",
     "dask.array.random.default_rng()._bit_generator": "`gpuscheduler.random`",
@@ -87,9 +91,9 @@ CACHED_BY_BLOCKWISE = ("_dims", "_cached_dict")
 
 __all__ = [
     "Expr", "FinalizeCompute", "HLGExpr", "HLGExprSequence", "HLGFinalizeCompute",
-    "apply_random", "apply_random_func", "concatenate_arrays", "concatenate_nested",
-    "execute_subgraph", "gradient_kernel", "optimize_slices", "pass_extra_kwargs", "sum_products",
-    "take_block", "trim_overlap",
+    "apply_random", "apply_random_func", "choice_rng", "choice_rs", "concatenate_arrays",
+    "concatenate_nested", "execute_subgraph", "gradient_kernel", "optimize_slices",
+    "pass_extra_kwargs", "sum_products", "take_block", "trim_overlap",
 ]  # fmt: skip
 
 

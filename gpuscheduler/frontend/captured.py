@@ -10,13 +10,21 @@ from typing import Any
 import numpy as np
 from dask.array.core import concatenate_shaped
 
-from ..dask_private import apply_random, apply_random_func, concatenate_nested
+from ..dask_private import (
+    apply_random,
+    apply_random_func,
+    choice_rng,
+    choice_rs,
+    concatenate_nested,
+)
 
 #: A cell, a function, a partial, a composition, a list, a dictionary or an array, and what it was
 #: made of when it was looked at.
 Variable = tuple[Any, tuple[Any, ...]]
+#: Dask's own functions that draw random numbers, from a seed or a state that they are handed.
+DRAWING = (apply_random_func, apply_random, choice_rng, choice_rs)
 #: Dask's own functions that get lists and dictionaries and hand them to nobody who changes them.
-FRESH = (apply_random_func, apply_random, concatenate_shaped, concatenate_nested)
+FRESH = (*DRAWING, concatenate_shaped, concatenate_nested)
 
 
 def made_of(it: Any) -> tuple[Any, ...]:

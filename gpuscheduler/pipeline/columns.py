@@ -25,11 +25,12 @@ from dask.utils import apply
 from ..frontend.chunk import Chunk, ChunkTask
 from .comparable import (
     ANYBODYS,
-    UNSHARED,
     WATCHED,
     Lists,
     NotComparable,
+    ObjectSlot,
     all_harmless,
+    is_random_source,
     is_task_data,
     is_trusted,
 )
@@ -52,6 +53,8 @@ class OneByOne(Protocol):
     lists: Lists
     plain: set[str]
     data: list[Key]
+    inside: list[Any]
+    replaceable: bool
 
     def __call__(self, v: Any) -> Any: ...
 
@@ -73,7 +76,7 @@ class OneByOne(Protocol):
 
     def decide_lists(self) -> int: ...
 
-    def function_words(self, function: Any) -> tuple[Any, bool]: ...
+    def function_words(self, function: Any) -> tuple[Any, int | None]: ...
 
 
 class ColumnWords:
@@ -223,13 +226,13 @@ class ColumnWords:
     ) -> Any:
         """Words for calls of one function, from the columns of their arguments."""
         words, before = self.words, self.words.lists
-        said, fresh = words.function_words(function)
+        said, lists = words.function_words(function)
 
         def decide() -> int:
             trusted = is_trusted(function) and all(map(all_harmless, columns))
             return WATCHED if trusted else ANYBODYS
 
-        words.lists = UNSHARED if fresh else decide
+        words.lists = decide if lists is None else lists
         out = said, tuple([tell(c) for c in columns])
         words.lists = before
         return out
@@ -272,8 +275,9 @@ class ColumnWords:
         if kind is List:
             args = list(map(_ARGUMENTS, column))
             return kind, _lengths(args), self.column_words(list(chain.from_iterable(args)))
-        if kind is np.random.SeedSequence:
-            return kind, tuple(map(seed_words, column))
+        if words.replaceable and is_random_source(column[0]):
+            words.inside += column
+            return ObjectSlot, kind, n
         if len(set(map(id, column))) == 1:
             return "same", n, words(column[0])
         return "each", tuple(map(words, column))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import getitem, is_not
 from types import FunctionType, MethodType
@@ -15,7 +15,7 @@ from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, T
 from dask.highlevelgraph import MaterializedLayer
 from dask.utils import Dispatch, apply
 
-from ..frontend.captured import made_of
+from ..frontend.captured import DRAWING, FRESH, made_of
 from ..frontend.chunk import Chunk, ChunkTask
 from ..frontend.graph import is_chunk
 from ..frontend.rebuild import has_name
@@ -29,8 +29,9 @@ OWN = __name__.partition(".")[0]
 #: Whose functions change no list, dictionary or array that they are handed beside their blocks.
 TRUSTED = ("cupy", "cupyx", "dask", "flox", "numpy", "scipy", "xarray", OWN)
 #: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
-#: that do not, so that it only has to be watched; or seen by nobody but such functions.
-ANYBODYS, WATCHED, UNSHARED = range(3)
+#: that do not, so that it only has to be watched; or seen by nobody but such functions. Of those
+#: that draw random numbers arrays are data, too.
+ANYBODYS, WATCHED, UNSHARED, DRAWN_FROM = range(4)
 #: One of these, or what finds it out.
 Lists = int | Callable[[], int]
 #: Bytes of an array that is told by its values, at most.
@@ -67,11 +68,26 @@ def is_opaque(value: Any) -> bool:
     So is what collections of xarray's end with, and what flox's functions are given.
     """
     owner = type(value.__self__) if type(value) is MethodType else type(value)
-    if owner is np.vectorize:
+    if owner is np.vectorize or is_random_source(value):
         return True
     if _root(owner.__module__) in FAMILIAR or issubclass(owner, type):
         return False
     return type(value) is MethodType or not any(hasattr(owner, name) for name in OF_DATA)
+
+
+def is_random_source(value: Any) -> bool:
+    """Whether NumPy draws random numbers from it: a seed, a state, or a generator.
+
+    >>> is_random_source(np.random.SeedSequence(1)), is_random_source(1)
+    (True, False)
+    """
+    return _root(type(value).__module__) == "numpy" and isinstance(value, _sources())
+
+
+@cache
+def _sources() -> tuple[type, ...]:
+    some = np.random
+    return some.SeedSequence, some.BitGenerator, some.Generator, some.RandomState
 
 
 def is_told_by_token(value: Any) -> bool:
@@ -85,6 +101,13 @@ def is_told_by_token(value: Any) -> bool:
 
         return isinstance(value, pandas.Index) and value.nbytes <= LARGEST
     return root == "flox" and not callable(value)
+
+
+def lists_of(function: Any) -> int | None:
+    """What lists and dictionaries are that a function of Dask's gets; None for other functions."""
+    if any(function is f for f in DRAWING):
+        return DRAWN_FROM
+    return UNSHARED if any(function is f for f in FRESH) else None
 
 
 def is_trusted(f: Any) -> bool:

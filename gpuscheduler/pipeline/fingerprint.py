@@ -30,7 +30,7 @@ from dask.layers import (
 from dask.utils import Dispatch, apply, methodcaller
 
 from ..dask_private import HLGExpr, HLGExprSequence, layers_of
-from ..frontend.captured import FRESH, Variable, all_unchanged, made_of
+from ..frontend.captured import Variable, all_unchanged, made_of
 from ..frontend.chunk import Chunk
 from ..frontend.rebuild import has_name
 from ..frontend.tiles import Tiles
@@ -40,6 +40,7 @@ from ..tracing.bytecode import variables_written
 from .columns import ColumnWords, seed_words, short_integers
 from .comparable import (
     ANYBODYS,
+    DRAWN_FROM,
     LARGEST,
     UNSHARED,
     WATCHED,
@@ -62,6 +63,7 @@ from .comparable import (
     is_trusted,
     items_of,
     layout,
+    lists_of,
     type_char,
 )
 
@@ -294,7 +296,8 @@ class _LayerWords:
         self.one = False  # whether arrays here can be data: it is one task for all blocks
         self.replaceable = True  # whether another object can be put where this one is
         self.around: list[Variable] = []
-        self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
+        #: Words of functions, and what lists that they get are; None where that is to be found out.
+        self.functions: dict[int, tuple[Any, int | None]] = {}
         self.lists: Lists = ANYBODYS  # what the lists and dictionaries that come are
         self.watched: set[int] = set()  # ids of these, and of arrays
         self.left = MOST_WORDS
@@ -471,14 +474,14 @@ class _LayerWords:
 
     def _calls(self, function: Any, args: Sequence[Any]) -> Any:
         """Words for a function; what comes next are its arguments."""
-        words, fresh = self.function_words(function)
+        words, lists = self.function_words(function)
         if function is apply and args:
             function, args = args[0], args[1:]
 
         def decide() -> int:
             return WATCHED if is_trusted(function) and all(map(is_harmless, args)) else ANYBODYS
 
-        self.lists = UNSHARED if fresh else decide
+        self.lists = decide if lists is None else lists
         return words
 
     def decide_lists(self) -> int:
@@ -491,17 +494,17 @@ class _LayerWords:
             self.watched.add(id(it))
             self.around.append((it, made_of(it)))
 
-    def function_words(self, function: Any) -> tuple[Any, bool]:
+    def function_words(self, function: Any) -> tuple[Any, int | None]:
         found = self.functions.get(id(function))  # the task keeps it alive
         if found is None:
             if function is load_store_chunk:
                 raise NotComparable  # what it writes to may be what others read
-            fresh, before = any(function is f for f in FRESH), len(self.inside)
+            lists, before = lists_of(function), len(self.inside)
             words = self._object(function, type(function))
             # its arrays are among the data once: which function is called again counts, too
             again = (ArraySlot, len(self.functions)) if len(self.inside) > before else words
-            self.functions[id(function)] = again, fresh
-            return words, fresh
+            self.functions[id(function)] = again, lists
+            return words, lists
         return found
 
     def _object(self, v: Any, kind: type) -> Any:
@@ -518,6 +521,9 @@ class _LayerWords:
             return ArraySlot
         if kind is not Chunk and is_task_data(v) and not v.size:  # it says of which kind others are
             return kind, v.dtype, v.shape
+        if lists == DRAWN_FROM and self.replaceable and kind is np.ndarray:
+            self.inside.append(v)
+            return ArraySlot
         if lists and kind is np.ndarray and v.nbytes <= LARGEST and not v.dtype.hasobject:
             self.lists = WATCHED  # its values count, and somebody may write to it
             self.watch(v)
@@ -531,7 +537,7 @@ class _LayerWords:
             return v, type_char(v)
         if isinstance(v, type):
             return v
-        if kind is np.random.SeedSequence:
+        if kind is np.random.SeedSequence and not self.replaceable:
             return kind, seed_words(v)
         if kind is FunctionType and not has_name(v):
             return self._function(v)

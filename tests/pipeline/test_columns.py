@@ -8,6 +8,7 @@ from itertools import pairwise
 import dask.array as da
 import numpy as np
 import pytest
+import toolz
 from dask._task_spec import Alias, DataNode, List, Task, TaskRef
 from dask.highlevelgraph import MaterializedLayer
 from dask.utils import apply
@@ -261,6 +262,7 @@ def test_equal_layers_have_equal_words():
 
 
 def test_seeds_that_differ_anywhere():
+    """They are data; where nobody can put another one, they are told by what they say."""
     seeds = [
         np.random.SeedSequence(1), np.random.SeedSequence(2), np.random.SeedSequence([1]),
         np.random.SeedSequence(1, spawn_key=(1,)), np.random.SeedSequence(1, spawn_key=(2,)),
@@ -269,8 +271,12 @@ def test_seeds_that_differ_anywhere():
     seeds.append(copy.deepcopy(seeds[0]))
     seeds[-1].spawn(1)
     layers = [{("x", n): Task("k", users, s, n) for n in range(9)} for s in seeds]
-    found = [told(m, 1).words for m in layers]
-    assert not any(a == b for n, a in enumerate(found) for b in found[:n])
+    found = [told(m, 1) for m in layers]
+    assert all(f.words == found[0].words for f in found)
+    assert all(set(map(id, f.inside)) == {id(s)} for f, s in zip(found, seeds, strict=True))
+    layers = [{("x", n): Task("k", toolz.curry(users, s), n) for n in range(9)} for s in seeds]
+    words = [told(m, 1).words for m in layers]
+    assert not any(a == b for n, a in enumerate(words) for b in words[:n])
 
 
 @pytest.mark.parametrize("where", ["head", "inside"])

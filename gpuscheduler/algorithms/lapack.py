@@ -9,8 +9,7 @@ reference; they were seen in CuPy 13 and 14.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,14 +34,17 @@ class Panel(NamedTuple):
     info: int  # 0, or the first exactly zero pivot, counted from 1
 
 
-@contextmanager
-def _raise_failures(message: str) -> Iterator[None]:
-    """Look for failures of CuPy's functions, and report them in NumPy's words."""
+def _call_cupy(message: str, function: Callable[..., Any], *arrays: Any, **options: Any) -> Any:
+    """Look for failures of a function of CuPy's, and report them in NumPy's words.
+
+    No context manager: from Python 3.12 on, a generator that raises another error than it caught
+    keeps the frames of both, and their arrays, until Python looks for garbage.
+    """
     import cupyx
 
     try:
         with cupyx.errstate(linalg="raise"):
-            yield
+            return function(*arrays, **options)
     except np.linalg.LinAlgError as error:
         raise np.linalg.LinAlgError(message) from error
 
@@ -54,9 +56,9 @@ def call(function: Callable[..., Any], message: str, *arrays: Any, **options: An
     [[1.0, 0.0], [0.0, 0.5]]
     """
     xp = array_module(arrays[0])
-    watch = nullcontext() if xp is np else _raise_failures(message)
-    with watch:
-        return getattr(xp.linalg, function.__name__)(*arrays, **options)
+    if xp is np:
+        return function(*arrays, **options)
+    return _call_cupy(message, getattr(xp.linalg, function.__name__), *arrays, **options)
 
 
 def solve(a: Any, b: Any) -> Any:
@@ -74,8 +76,7 @@ def solve(a: Any, b: Any) -> Any:
     if not (a.flags.c_contiguous or a.flags.f_contiguous):
         a = a.copy(order="C")
     b = b.copy(order="F") if not b.flags.f_contiguous else b
-    with _raise_failures(SINGULAR):
-        lapack.gesv(a, b)
+    _call_cupy(SINGULAR, lapack.gesv, a, b)
     return b
 
 

@@ -294,27 +294,32 @@ def solve_rows(x: Any, factor: Factor) -> Any:
     upper, ends = in_rows(factor["factor"], x.dtype), _column_ends(x.shape[1])
     inverses = [None if i is None else in_rows(i, x.dtype) for i in factor["inverses"]]
     rest, y = xp.array(x, order="C"), xp.empty(x.shape, x.dtype)
-
-    def solve_groups(first: int, last: int) -> None:
-        begin, end = ends[first], ends[last]
-        if last - first > 1:
-            half = (first + last) // 2
-            middle = ends[half]
-            solve_groups(first, half)
-            solved, at = (begin, middle), (begin, middle)
-            _multiply_columns(rest, (middle, end), y, solved, upper, at, subtract=True)
-            solve_groups(half, last)
-            return
-        inverse = inverses[first]
-        if inverse is None:
-            piece = rest[:, begin:end]
-            y[:, begin:end] = _solve(upper[begin:end, begin:end], piece.T, trans=1).T
-        else:
-            _multiply_columns(y, (begin, end), rest, (begin, end), inverse, (0, 0))
-
     if len(ends) > 1:
-        solve_groups(0, len(ends) - 1)
+        _solve_groups(y, rest, upper, inverses, ends, 0, len(ends) - 1)
     return y
+
+
+def _solve_groups(
+    y: Any, rest: Any, upper: Any, inverses: list[Any], ends: list[int], first: int, last: int
+) -> None:
+    """Solve some groups of columns of `rest` into `y`.
+
+    No inner function of `solve_rows`: one that calls itself keeps these arrays until Python looks
+    for garbage.
+    """
+    begin, end = ends[first], ends[last]
+    if last - first > 1:
+        half = (first + last) // 2
+        middle = ends[half]
+        _solve_groups(y, rest, upper, inverses, ends, first, half)
+        solved, at = (begin, middle), (begin, middle)
+        _multiply_columns(rest, (middle, end), y, solved, upper, at, subtract=True)
+        _solve_groups(y, rest, upper, inverses, ends, half, last)
+    elif inverses[first] is None:
+        piece = rest[:, begin:end]
+        y[:, begin:end] = _solve(upper[begin:end, begin:end], piece.T, trans=1).T
+    else:
+        _multiply_columns(y, (begin, end), rest, (begin, end), inverses[first], (0, 0))
 
 
 def _column_ends(n: int) -> list[int]:

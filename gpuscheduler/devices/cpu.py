@@ -356,6 +356,7 @@ class CpuDevices:
     def _run(self, batch: list[int]) -> None:
         """Run a thread's own steps in order; where steps are long, then those of others."""
         events: list[Event] = []
+        found: tuple[Event, ...] = ()
         report = perf_counter() + REPORT_EVERY
         for i in self._take_steps(batch):
             found = self._run_one(i)
@@ -368,6 +369,8 @@ class CpuDevices:
                 report = now + REPORT_EVERY
         if events:
             self._events.put(events)
+        # a failed task's frames know this frame: they and the failure would hold each other
+        del events, found
 
     def _run_aside(self, i: int) -> None:
         self._events.put([*self._run_one(i)])
@@ -526,7 +529,6 @@ class CpuDevices:
         step, dst = copy
         if self.stopped:
             return
-        event: Event = Copied(step, DISK, dst)
         try:
             s = self.plan.steps[step]
             if self.short is not None:
@@ -537,10 +539,11 @@ class CpuDevices:
                 self.chunks[step].note_arrival(0, value)
         except MemoryError:
             self.held[step] -= 1
-            event = NoRoom(step, dst, self.plan.steps[step].nbytes)
+            self._events.put([NoRoom(step, dst, self.plan.steps[step].nbytes)])
         except BaseException as error:
-            event = Failed(step, error)
-        self._events.put([event])
+            self._events.put([Failed(step, error)])
+        else:
+            self._events.put([Copied(step, DISK, dst)])
 
     def _only_delivered(self, step: int) -> bool:
         """Whether nobody wants a value itself, once the result has it."""

@@ -1,7 +1,7 @@
 """What tasks on GPUs take for themselves while they run: seen once, then counted."""
 
 import gc
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import dask
 import dask.array as da
 
 import gpuscheduler
+from gpuscheduler import fft
 from gpuscheduler.devices import choose
 from gpuscheduler.devices.cuda import (
     lane,
@@ -253,6 +254,63 @@ def test_a_step_beyond_the_limit_waits_for_the_copies_of_what_has_left(monkeypat
             assert lazy.compute() == want
     assert plan.predicted.peak[0] < 15 * block
     assert most[0] <= plan.predicted.peak[0] + PIECE * len(plan.steps)
+
+
+def at_singular(function):
+    return lambda: function(made()[:CHUNK, :CHUNK])
+
+
+def tall(function):
+    return lambda: function(made().rechunk((CHUNK, SIDE))[:, :TALL])
+
+
+def fails(block):
+    raise np.linalg.LinAlgError(str(cupy.sort(block).shape))
+
+
+#: What calls a library on the device; of the singular matrices that `made` gives, some fail.
+LIBRARY = {
+    **{name: (lambda name=name: build(name, made())) for name in NAMES},
+    "our qr": tall(lambda x: gpuscheduler.linalg.qr(x)[0]),
+    "lstsq": tall(lambda x: gpuscheduler.linalg.lstsq(x, x[:, :1])[0]),
+    "pinv": tall(gpuscheduler.linalg.pinv),
+    "cond": tall(gpuscheduler.linalg.cond),
+    "solve": lambda: gpuscheduler.linalg.solve(made(), made()[:, :1]),
+    "inv": lambda: gpuscheduler.linalg.inv(made()),
+    "det": lambda: gpuscheduler.linalg.det(made()),
+    "cholesky": lambda: gpuscheduler.linalg.cholesky(made()),
+    "inv of a block": at_singular(gpuscheduler.linalg.inv),
+    "cholesky of a block": at_singular(gpuscheduler.linalg.cholesky),
+    "eigh": lambda: gpuscheduler.linalg.eigh(made())[0],
+    "sort": lambda: gpuscheduler.array.sort(made(), axis=0),
+    "median": lambda: gpuscheduler.array.median(made(), axis=0),
+    "unique": lambda: gpuscheduler.array.unique(made()),
+    "fails": lambda: made().map_blocks(fails, meta=cupy.empty((0, 0))),
+    "fft": lambda: fft.fft(made(), axis=0),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", LIBRARY)
+def test_no_memory_of_a_device_waits_for_the_garbage_collector(name):
+    """Neither what a function has made nor what one that failed was given."""
+    with gpuscheduler.Scheduler("cuda:0"):
+        lazy = LIBRARY[name]()
+        with suppress(np.linalg.LinAlgError):
+            lazy.compute()
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            with suppress(np.linalg.LinAlgError):
+                lazy.compute()
+            gc.collect()
+            found = [v.shape for v in gc.garbage if isinstance(v, cupy.ndarray) and v.size]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert not found
 
 
 def halves(block):

@@ -173,8 +173,9 @@ class DeviceLane:
                 while self.queued and self.queued[0][1] is devices and is_over(self.queued[0][0]):
                     done += [Done(i) for i in self.queued.popleft()[2]]
             except BaseException as error:
-                done = [Failed(steps[0], error)]
-            devices.tell(done)
+                devices.tell([Failed(steps[0], error)])
+            else:
+                devices.tell(done)
             return True
         finally:
             self.settling.release()

@@ -160,7 +160,8 @@ class LaneOrders:
                 else:
                     send(lane, step)
             except BaseException as error:
-                events.append(Failed(step, error))
+                # in a list that no frame of its traceback has, or they would hold each other
+                events = [*events, Failed(step, error)]
                 break
             if waiting > TOGETHER or len(steps) >= lane.together:
                 self._wait_for(lane, steps)
@@ -170,7 +171,7 @@ class LaneOrders:
                 events, steps, waiting = [], [], 0.0
                 report = perf_counter() + REPORT_EVERY
         self._report(lane, events, steps)
-        del events  # or a failure and its traceback would hold each other
+        del events  # this frame is in the traceback, too
 
     def _report(self, lane: DeviceLane, events: list[StateEvent], steps: list[int]) -> None:
         """Report queued steps now, and have their end reported."""

@@ -36,6 +36,7 @@ from ..tracing.abstract import (
 )
 from ..tracing.array import MOST_OWN
 from ..tracing.context import NOT_KNOWN
+from ..tracing.functions.library import enter_scipy
 from ..values import leaves, map_leaves
 from .captured_inputs import CapturedInputs
 from .compress import Selections
@@ -116,6 +117,8 @@ class FusionPass:
         graph = self.graph
         if not graph.blocks:
             return graph
+        if graph.resident:
+            enter_scipy()
         graph.globals = self.reads.globals
         self.inliner.count_readers()
         order = list(graph.nodes)

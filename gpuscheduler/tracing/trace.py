@@ -51,7 +51,7 @@ from .functions import medians  # noqa: F401
 from .functions import statistics, shapes  # noqa: F401
 from .functions import products as matrix_products  # noqa: F401
 from .functions import reductions  # noqa: F401
-from .functions import library as library_calls
+from .functions import library as _library_calls  # noqa: F401
 
 # ruff: isort: on
 import functools
@@ -99,8 +99,6 @@ def trace_function(
     following = TraceContext(
         products, beside, points, multiplies, whole, library=library is not None
     )
-    if library is not None:
-        library_calls.enter_scipy()
     try:
         return _trace_call(call, abstract, following)
     except MatrixProductTrace as error:

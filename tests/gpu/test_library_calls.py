@@ -1,7 +1,11 @@
 """Functions of NumPy and SciPy that CuPy has, too: on GPUs they give what NumPy and SciPy give."""
 
 import logging
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::gpuscheduler.errors.GpuUnused"),
 ]
 
+ROOT = Path(__file__).resolve().parents[2]
 RANDOM = np.random.default_rng(0)
 A = RANDOM.standard_normal((96, 120)).astype("f4")
 THIRD = np.ones((3, 3)) / 9
@@ -114,6 +119,32 @@ def test_calls_are_made_by_gpus(gpus, name):
         same(c.compute(), wanted)
     assert not gpus.last.where
     assert gpus.last.coverage == 1
+
+
+SCIPY_ALONE = """
+import scipy.fft, scipy.ndimage, numpy as np, dask.array as da, gpuscheduler, sys
+from tests.gpu.test_library_calls import calls
+with gpuscheduler.Scheduler("cuda:0", numpy="gpu") as s:
+    x = da.from_array(np.ones((96, 120), "f4"), chunks=(32, 120))
+    name = sys.argv[1]
+    if name == "rfft":
+        y = x.map_blocks(scipy.fft.rfft, dtype="c8", chunks=(32, 61))
+    else:
+        y = x.map_blocks(scipy.ndimage.uniform_filter, (3, 5))
+    print(calls(s, y))
+"""
+
+
+@pytest.mark.parametrize("name", ["rfft", "uniform_filter"])
+def test_the_first_function_of_a_process_is_called_by_gpus_too(name):
+    """Nothing has been planned before, as in a user's program."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCIPY_ALONE, name],
+        capture_output=True, text=True, timeout=100, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        cwd=ROOT,
+    )  # fmt: skip
+    assert name in done.stdout
 
 
 PRODUCTS = {

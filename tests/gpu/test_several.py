@@ -22,6 +22,11 @@ def two_gpus(monkeypatch):
         monkeypatch.setattr(module, "COUNTS", [n for n in timing.COUNTS if n <= 2])
 
 
+#: CuPy says so where a task reads an array that lies on another GPU.
+ELSEWHERE = pytest.mark.filterwarnings("ignore:The device where the array resides")
+
+
+@ELSEWHERE
 @pytest.mark.gpus(2)
 def test_values_on_other_gpus_are_right(asked, capsys):
     several.races(asked)
@@ -30,6 +35,7 @@ def test_values_on_other_gpus_are_right(asked, capsys):
     assert all(line.endswith("0 of 2 wrong") for line in lines)
 
 
+@ELSEWHERE
 @pytest.mark.gpus(2)
 def test_a_wrong_value_is_a_failure(asked, monkeypatch):
     monkeypatch.setitem(several.CAPTURES, "in a list", lambda k, n: several.dask.delayed(n))

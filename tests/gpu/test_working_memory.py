@@ -232,30 +232,6 @@ def test_values_leave_for_what_a_task_takes():
         np.testing.assert_array_equal(kept.blocks[1, 2].compute().get(), want.get())
 
 
-def greedy(block):
-    cupy.empty(12 * block.nbytes, "u1")
-    return cupy.sort(block)
-
-
-def test_a_step_beyond_the_limit_waits_for_the_copies_of_what_has_left(monkeypatch):
-    """Its twelve blocks do not come on top of values that were freed while they were copied."""
-    block = 8 * CHUNK**2
-    x = made()
-    lazy = (x - x.mean()).map_blocks(greedy, meta=cupy.empty((0, 0))).sum()
-
-    def let_go(self, held):  # as if a copy was under way whenever a value is freed
-        self.later.append((held.reads, held.value))
-
-    with gpuscheduler.Scheduler("cuda:0", memory_limit=9 * block, check=True) as s:
-        want = lazy.compute()
-        plan = s.plan(lazy)
-        monkeypatch.setattr(lane.DeviceLane, "let_go", let_go)
-        with most_used() as most:
-            assert lazy.compute() == want
-    assert plan.predicted.peak[0] < 15 * block
-    assert most[0] <= plan.predicted.peak[0] + PIECE * len(plan.steps)
-
-
 def at_singular(function):
     return lambda: function(made()[:CHUNK, :CHUNK])
 

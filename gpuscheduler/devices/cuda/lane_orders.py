@@ -209,8 +209,6 @@ class LaneOrders:
             order = host_steps.hand_over(lane, i, values.read_inputs(lane, step))
             events.append(order)  # type: ignore[arg-type]
             return True
-        if lane.later and values.exceeds_limit(lane, step):
-            lane.sweep(wait=True)  # what has left for this step is still being copied
         attempt = values.attempt if run.probe is None else partial(run.probe.attempt, values)
         value, refused = attempt(lane, i)
         if refused:

@@ -65,13 +65,6 @@ class StepValues:
         """Whether a step is computed by a thread of the host."""
         return host_only(step.task) or step.kind in self.run.plan.history.hosted
 
-    def exceeds_limit(self, lane: DeviceLane, step: Step) -> bool:
-        """Whether a step's value and working memory exceed what its device may hold."""
-        plan = self.run.plan
-        history = plan.history
-        extra = history.extra.get(step.kind) or history.foreseen.get(step.kind, 0)
-        return extra + step.nbytes > plan.machine.limit(lane.place)
-
     def attempt(self, lane: DeviceLane, i: int) -> tuple[Any, int]:
         """Compute a step: (value, 0), or (None, bytes that were refused).
 

@@ -293,13 +293,7 @@ def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
                 facts["library"] += gpus
 
     for step in plan.steps:
-        chunk = chunk_of(step)
-        if chunk is not None:
-            facts["fetched"] += step.nbytes
-        elif step.sent:
-            facts["blocks"] += 1
-            facts[_transfer_kind(step)] += step.nbytes
-        facts["read"] += step.nbytes * (step.aside and not step.sent)
+        _add_read(step, facts)
         task: Any = step.task
         runs = host_only(task) or isinstance(task, IN_LIBRARIES)
         facts["tasks"] += len(kernels_of(task)) or runs
@@ -330,6 +324,16 @@ def _work(plan: Plan, threads: int) -> tuple[HostWork, GpuWork]:
         beside.seconds(threads) + facts["hosted"], n["up_made"],
     )  # fmt: skip
     return host, gpu
+
+
+def _add_read(step: Step, facts: dict[str, float]) -> None:
+    """Add what a step only reads or sends: of a persisted chunk, of a file, or of the host."""
+    if chunk_of(step) is not None:
+        facts["fetched"] += step.nbytes
+    elif step.sent:
+        facts["blocks"] += 1
+        facts[_transfer_kind(step)] += step.nbytes
+    facts["read"] += step.nbytes * (step.aside and not step.sent)
 
 
 def library_work(task: Any, machine: Machine) -> tuple[float, float]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache, partial
 from itertools import chain
 from operator import getitem, is_not
-from types import FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ Home = Callable[[Any], int | None]
 OWN = __name__.partition(".")[0]
 #: Whose functions change no list, dictionary or array that they are handed beside their blocks.
 TRUSTED = ("cupy", "cupyx", "dask", "flox", "numpy", "scipy", "xarray", OWN)
+#: Whose callable objects do not change once they are made: kernels and compiled functions.
+COMPILERS = ("cupy", "numba")
 #: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
 #: that do not, so that it only has to be watched; or seen by nobody but such functions. Of those
 #: that draw random numbers arrays are data, too.
@@ -60,6 +63,18 @@ def is_task_data(value: Any) -> bool:
     if kind is Chunk or kind is np.ndarray:
         return True
     return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
+
+
+def is_only_one(v: Any, kind: type, root: str) -> bool:
+    """Whether nobody makes another object like it: a function of a module, a module, a constant.
+
+    `root` is the package of its type.
+    """
+    if kind is BuiltinFunctionType and isinstance(v.__self__, (ModuleType, type(None))):
+        return True
+    if isinstance(v, (np.ufunc, ModuleType, Enum)) or kind is Dispatch or has_name(v):
+        return True
+    return root in COMPILERS and callable(v)
 
 
 def is_opaque(value: Any) -> bool:

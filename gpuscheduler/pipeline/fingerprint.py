@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
 from functools import WRAPPER_ASSIGNMENTS, cached_property, partial
 from operator import itemgetter
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import ref
 
@@ -27,7 +26,7 @@ from dask.layers import (
     ArraySliceDep,
     ArrayValuesDep,
 )
-from dask.utils import Dispatch, apply, methodcaller
+from dask.utils import apply, methodcaller
 
 from ..dask_private import HLGExpr, HLGExprSequence, layers_of
 from ..frontend.captured import Variable, all_unchanged, made_of
@@ -57,6 +56,7 @@ from .comparable import (
     find_values,
     has_items,
     is_harmless,
+    is_only_one,
     is_opaque,
     is_task_data,
     is_told_by_token,
@@ -80,8 +80,6 @@ OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
 MOST_LAYERS, MOST_TASKS = 2_000, 200_000
 #: Words of one layer, and length of one string.
 MOST_WORDS, LONGEST = 1_000_000, 1_000
-#: Whose callable objects do not change once they are made: kernels and compiled functions.
-COMPILERS = ("cupy", "numba")
 #: Tasks from which on a layer is told column by column.
 FEWEST_ROWS = 8
 #: How the names begin under which Dask has the numbers of what it takes from arrays.
@@ -541,19 +539,11 @@ class _LayerWords:
             return kind, seed_words(v)
         if kind is FunctionType and not has_name(v):
             return self._function(v)
-        if kind is BuiltinFunctionType and isinstance(v.__self__, (ModuleType, type(None))):
-            return kind, SameObject(v)
-        if isinstance(v, (np.ufunc, ModuleType)) or has_name(v):
-            return kind, SameObject(v)
         root = kind.__module__.partition(".")[0]
-        if root in COMPILERS and callable(v):
-            return kind, SameObject(v)
-        if kind is Dispatch:
+        if is_only_one(v, kind, root):
             return kind, SameObject(v)
         if kind is methodcaller:
             return kind, v.method
-        if isinstance(v, Enum):
-            return kind, SameObject(v)
         curried = root in TOOLS and kind.__name__ == "curry"
         if kind is partial or curried:
             self.one = self.one and not curried  # nobody puts others in there

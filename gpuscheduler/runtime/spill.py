@@ -340,6 +340,7 @@ def _private_folder(base: str) -> tuple[str, FileIO]:
         folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base)
         path = os.path.join(folder, LOCK)
         try:
+            # an object that owns it: a Ctrl-C behind `os.open` would lose the number
             lock = FileIO(path, "a+", opener=partial(os.open, mode=0o600))
         except FileNotFoundError:
             continue

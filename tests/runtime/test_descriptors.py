@@ -63,7 +63,6 @@ FILES = {
     "spill.py",
     "snapshot_file.py",
     "contextlib.py",
-    "os.py",
     "test_descriptors.py",
 }
 

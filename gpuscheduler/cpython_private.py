@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from time import sleep
 from types import FrameType
 from typing import Any
 
@@ -42,10 +45,21 @@ def warning_filters() -> Sequence[Any]:
     return getattr(warnings, "_get_filters", lambda: warnings.filters)()
 
 
-def raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise an error at its next instruction; None takes that back."""
-    given = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
+def raise_in_thread(thread: int, error: type[BaseException]) -> None:
+    """Have a thread raise an error at its next instruction."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def discard_error(error: type[BaseException]) -> None:
+    """Discard an error that is to be raised in this thread, and may have been raised before.
+
+    It is raised once more, and caught. CPython takes it back as well, but 3.11 then waits for it
+    for ever: the next tracer or debugger of the process hangs.
+    """
+    with suppress(error):
+        raise_in_thread(threading.get_ident(), error)
+        while True:  # it comes at once
+            sleep(0)
 
 
 def pool_processes(pool: Any) -> list[Any]:

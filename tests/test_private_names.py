@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -219,3 +221,36 @@ def test_locks_frames_and_filters_of_python():
         first = cpython_private.warning_filters()[0]
         assert first[0] == "error"
     assert importlib.import_module("gpuscheduler.cpython_private") is cpython_private
+
+
+TRACED = """
+import sys, threading
+from gpuscheduler.cpython_private import discard_error, raise_in_thread
+
+seen = []
+
+def interrupted():
+    for pending in (False, True, False):
+        try:
+            if pending:
+                raise_in_thread(threading.get_ident(), KeyError)
+        except KeyError:
+            pass
+        discard_error(KeyError)
+        seen.append(pending)
+
+thread = threading.Thread(target=interrupted)
+thread.start()
+thread.join()
+sys.settrace(lambda *_: None)
+print(len(seen), (lambda: "traced")())
+"""
+
+
+def test_tracers_work_once_an_error_has_been_discarded():
+    """Python 3.11 hangs in the first function that is traced where an error is taken back."""
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED],
+        capture_output=True, text=True, timeout=60, check=True, cwd=PACKAGE.parent,
+    )  # fmt: skip
+    assert done.stdout == "3 traced\n"

@@ -26,7 +26,7 @@ from dask.base import get_scheduler, persist
 from distributed import Reschedule, SchedulerPlugin, Status, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import dumps, loads
 
-from ..cpython_private import raise_in_thread
+from ..cpython_private import discard_error, raise_in_thread
 from ..diagnostics.recording import Recording
 from ..diagnostics.report import Recorded
 from ..diagnostics.trace_json import Trace
@@ -484,7 +484,7 @@ class _StageRun:
         except IndexError:  # the exception is on its way, or was lost in a destructor
             while not self._raised:
                 sleep(0.001)
-            raise_in_thread(threading.get_ident(), None)
+            discard_error(Interrupted)
             self.check()
         self._planning = False
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
-from queue import SimpleQueue
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
@@ -36,7 +35,7 @@ from ..runtime.pools import CallersPool
 from ..runtime.protocol import Lease, StepListener
 from ..runtime.spill import RunFiles, SpillStore
 from ..runtime.tape import LaunchTape
-from ..runtime.threads import BorrowedTeam, Team, Teams, Worker, pending_events, wait_for_events
+from ..runtime.threads import BorrowedTeam, EventQueue, Team, Teams, Worker
 from ..values import part_of, sizeof
 
 #: What an expression of NumPy's has at once beside its value, at most, as a rule.
@@ -235,7 +234,7 @@ class CpuDevices:
         self._long = self._helped = False
         self._coarse = self._any and plan.launch_count <= COARSE * len(team)
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
-        self._events: SimpleQueue[list[Event]] = SimpleQueue()
+        self._events = EventQueue()
         self._soon: list[Event] = []
         team.begin()
 
@@ -296,8 +295,8 @@ class CpuDevices:
             self._wake(behind)
         out, self._soon = self._soon, []
         if not out:
-            return wait_for_events(self._events, self.team)
-        out += pending_events(self._events)
+            return self._events.wait(self.team)
+        out += self._events.take_pending()
         return out
 
     def observe(self, record: RunRecord) -> None:
@@ -336,6 +335,7 @@ class CpuDevices:
     def close(self) -> None:
         self.files.end()
         self.stopped = True
+        self._events.close()
         self.values = []
         for step in self.chunks:
             self.files.of.pop(step, None)

@@ -295,32 +295,57 @@ class BorrowedTeam:
         pass
 
 
-def wait_for_events(events: SimpleQueue[list[Any]], team: Team | BorrowedTeam) -> list[Any]:
-    """All that a team's threads have reported, at least one event; waits for it.
+class EventQueue:
+    """What the threads of one run report to its loop, until the run is over.
 
-    Raises `DeviceLost` where a thread has ended that had work left to do, and what a job raised
-    instead of reporting it.
+    What they report later is dropped. It would wait for the garbage collector: an error holds the
+    frames of its task, and these hold the queue.
     """
-    out: list[Any] = []
-    while not out:
-        try:
-            out = events.get(timeout=PATIENCE)
-        except Empty:
-            if team.raised:
-                raise team.raised.pop() from None
-            if (lost := team.find_loss()) is not None:
-                raise lost from None
-    out += pending_events(events)
-    return out
 
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[list[Any]] = SimpleQueue()
+        self._closed = False
 
-def pending_events(events: SimpleQueue[list[Any]]) -> list[Any]:
-    """All that there is by now."""
-    out: list[Any] = []
-    with suppress(Empty):
-        while True:
-            out += events.get_nowait()
-    return out
+    def put(self, events: list[Any]) -> None:
+        """Report events; any thread may call this."""
+        self._queue.put(events)
+        if self._closed:  # after the put: one that `close` has not seen sees what `close` has set
+            self.take_pending()
+
+    def wait(self, team: Team | BorrowedTeam) -> list[Any]:
+        """All that a team's threads have reported, at least one event; waits for it.
+
+        Raises `DeviceLost` where a thread has ended that had work left to do, and what a job raised
+        instead of reporting it.
+        """
+        out: list[Any] = []
+        while not out:
+            try:
+                out = self._queue.get(timeout=PATIENCE)
+            except Empty:
+                if team.raised:
+                    raise team.raised.pop() from None
+                if (lost := team.find_loss()) is not None:
+                    raise lost from None
+        out += self.take_pending()
+        return out
+
+    def empty(self) -> bool:
+        """Whether there is nothing now."""
+        return self._queue.empty()
+
+    def take_pending(self) -> list[Any]:
+        """All that there is by now."""
+        out: list[Any] = []
+        with suppress(Empty):
+            while True:
+                out += self._queue.get_nowait()
+        return out
+
+    def close(self) -> None:
+        """Drop what there is, and what comes: the run is over."""
+        self._closed = True
+        self.take_pending()
 
 
 class Teams:

@@ -308,7 +308,11 @@ def test_metrics_without_their_package_say_so(monkeypatch):
 # ---- in a browser
 
 
-def screenshot(url, path, seconds=5.0):
+#: Seconds after which a page is looked at, until all is there: a busy machine draws late.
+LOOKS = 8.0, 20.0, 40.0
+
+
+def screenshot(url, path, seconds):
     """A picture of a page, as an array, and what the browser's console said."""
     lines = take_screenshot(url, path, (1400, 900), seconds)
     from PIL import Image
@@ -330,7 +334,23 @@ def second_task(block):
     return np.cumsum(block, axis=1)
 
 
+def missing_parts(picture):
+    """What a picture of the page of two devices whose memory is half full does not show."""
+    colors, out = page.COLOURS[:2], []
+    if not any(has_color(picture[240:420], color) for color in colors):
+        out.append("lanes")
+    if not any(has_color(picture[420:720, 700:], color, 300) for color in colors):
+        out.append("layers")
+    # the line of memory: at about half of the dashed line of the limit, which is at 1 / 1.08
+    box = picture[420:680, 60:690]
+    blue = np.array(list(bytes.fromhex(colors[0][1:])))
+    if len(np.flatnonzero((np.abs(box - blue).max(axis=2) < 40).sum(axis=1) > 8)) < 2:
+        out.append("memory")
+    return out
+
+
 @pytest.mark.browser
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium")
 def test_a_browser_shows_layers_lanes_and_memory(served, tmp_path):
     over = threading.Event()
@@ -344,29 +364,22 @@ def test_a_browser_shows_layers_lanes_and_memory(served, tmp_path):
     thread = threading.Thread(target=compute)
     thread.start()
     try:
-        picture, console = screenshot(served.dashboard.url, tmp_path / "page.png", 8.0)
+        for seconds in LOOKS:
+            picture, console = screenshot(served.dashboard.url, tmp_path / "page.png", seconds)
+            assert not [line for line in console if "error" in line.lower()]
+            if not (missing := missing_parts(picture)):
+                break
     finally:
         over.set()
         thread.join()
     del kept
     if keep := os.environ.get("GPUSCHEDULER_SCREENSHOTS"):
         shutil.copy(tmp_path / "page.png", keep)
-    assert not [line for line in console if "error" in line.lower()]
-    colors = page.COLOURS[:2]
-    lanes = picture[240:420]
-    assert any(has_color(lanes, color) for color in colors)
-    layers = picture[420:720, 700:]
-    assert has_color(layers, colors[0], 300)
-    # the line of memory: at about half of the dashed line of the limit, which is at 1 / 1.08
-    box = picture[420:680, 60:690]
-    blue = np.array(list(bytes.fromhex(colors[0][1:])))
-    rows = np.flatnonzero((np.abs(box - blue).max(axis=2) < 40).sum(axis=1) > 8)
-    assert len(rows) > 1
+    assert not missing
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium")
-def test_the_page_of_a_process_that_was_killed_shows_its_end(tmp_path):
+def picture_of_a_killed_process(path, seconds):
+    """A picture of the page of a process that is killed when the half of some seconds is over."""
     code = (
         "import gpuscheduler, dask.array as da, time\n"
         "s = gpuscheduler.Scheduler('cpu:2', dashboard=True)\n"
@@ -380,12 +393,20 @@ def test_the_page_of_a_process_that_was_killed_shows_its_end(tmp_path):
         url = process.stdout.readline().strip()
         until(lambda: fetch(url))
         until(lambda: "gpuscheduler_runs_total{" in (fetch(f"{url}metrics") or ""))
-        killer = threading.Timer(4.0, process.kill)
+        killer = threading.Timer(seconds / 2, process.kill)
         killer.start()
-        picture, _ = screenshot(url, tmp_path / "page.png", 8.0)
+        picture, _ = screenshot(url, path, seconds)
         killer.join()
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-    assert has_color(picture[:120], page.BAD, 50)  # the banner
+    return picture
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not CHROMIUM, reason="no Chromium")
+def test_the_page_of_a_process_that_was_killed_shows_its_end(tmp_path):
+    pictures = (picture_of_a_killed_process(tmp_path / "page.png", s) for s in LOOKS)
+    assert any(has_color(picture[:120], page.BAD, 50) for picture in pictures)  # the banner

@@ -20,6 +20,7 @@ from gpuscheduler.devices.cuda import (
 from gpuscheduler.plan import working_memory
 from gpuscheduler.plan.machine import HOST
 from gpuscheduler.runtime.state import State
+from tests.runtime.test_garbage import Blocks, alive
 
 from .conftest import fake
 from .test_executor import DEVICES, cupy_array
@@ -287,6 +288,23 @@ def test_no_memory_of_a_device_waits_for_the_garbage_collector(name):
             gc.garbage.clear()
             gc.enable()
     assert not found
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+def test_arrays_whose_reading_fails_after_the_run_leave_nothing(devices):
+    blocks = Blocks()
+    gc.collect()
+    gc.disable()
+    try:
+        with gpuscheduler.Scheduler(devices):
+            x = da.from_array(blocks, chunks=(2, 4), asarray=False, meta=np.empty((0, 0)))
+            with suppress(ValueError):
+                (x + 1).sum().compute()
+            blocks.over.set()
+            assert len(blocks.refs) > 1
+            assert not alive(blocks.refs)
+    finally:
+        gc.enable()
 
 
 def halves(block):

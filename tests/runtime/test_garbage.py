@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from contextlib import suppress
@@ -52,6 +53,47 @@ def test_a_failed_task_leaves_nothing(devices, many):
                 (y * 2).sum().compute()
             assert refs
             assert not alive(refs)
+
+
+class Blocks:
+    """Blocks of a function, or an array that is read: one fails at once, others after the run."""
+
+    shape, dtype, ndim = (6, 4), np.dtype(float), 2
+
+    def __init__(self):
+        self.begun, self.over, self.refs = threading.Event(), threading.Event(), []
+
+    def fail(self, is_first, block):
+        self.refs.append(weakref.ref(block))
+        if is_first:
+            assert self.begun.wait(60)
+        else:
+            self.begun.set()
+            assert self.over.wait(60)
+        raise ValueError("first" if is_first else "late")
+
+    def compute_block(self, block, block_id=None):
+        return self.fail(block_id == (0, 0), block * 2)
+
+    def __getitem__(self, where):
+        return self.fail(where[0].start == 0, np.ones(4))
+
+
+@pytest.mark.parametrize("how", ["function", "array"])
+@pytest.mark.usefixtures("no_collection")
+def test_what_fails_after_the_run_leaves_nothing(how):
+    blocks = Blocks()
+    with Scheduler("cpu:3"):
+        if how == "array":
+            x = da.from_array(blocks, chunks=(2, 4), asarray=False, meta=np.empty((0, 0)))
+        else:
+            x = da.ones((6, 4), chunks=(2, 4))
+            x = x.map_blocks(blocks.compute_block, dtype=float, meta=np.empty((0, 0)))
+        with suppress(ValueError):
+            (x + 1).sum().compute()
+        blocks.over.set()
+        assert len(blocks.refs) > 1
+        assert not alive(blocks.refs)
 
 
 @pytest.mark.usefixtures("no_collection")

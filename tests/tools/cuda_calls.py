@@ -173,13 +173,13 @@ def _work(self):
     self.back.release()
 
 
-def _wait_for_events(events, team):
+def _wait_for_events(self, team):
     out = []
     while not out:
-        if not events.empty():
+        if not self.empty():
             for _ in range(turns.rng.choice((0, 0, 1, 4))):
                 turns.give()
-            out = threads.pending_events(events)
+            out = self.take_pending()
             break
         if team.raised:
             raise team.raised.pop() from None
@@ -198,7 +198,7 @@ def _wait_until_idle(team, seconds):
 threads.Worker.__init__ = _begin_worker
 threads._WorkerContext.__init__ = _begin_desk
 threads._WorkerContext.work = _work
-threads.wait_for_events = _wait_for_events
+threads.EventQueue.wait = _wait_for_events
 threads.Team.wait_until_idle = _wait_until_idle
 
 import gpuscheduler

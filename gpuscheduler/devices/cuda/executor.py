@@ -34,7 +34,7 @@ from ...runtime.gather import ResultAssembly
 from ...runtime.observe import RunRecord
 from ...runtime.protocol import StepListener
 from ...runtime.tape import LaunchTape, Order, by_turns
-from ...runtime.threads import Team, wait_for_events
+from ...runtime.threads import Team
 from . import marks, pickling
 from .caller_order import CallerOrder
 from .file_steps import FEWEST_FILES, FileSteps
@@ -168,7 +168,7 @@ class CudaDevices:
                 self.lane_orders.launch_and_poll(todo)
             else:
                 self._send_orders()
-            out = wait_for_events(run.events, run.team)
+            out = run.events.wait(run.team)
             if self.transfers.read or host_steps.given or host_steps.made:
                 out = [e for e in out if not self._redirect(e)]
             if out:
@@ -222,6 +222,7 @@ class CudaDevices:
         finally:
             self._release_all()
             self.host_steps.end()
+            run.events.close()
             self.steps.result = run.gathering.made = None  # an error may hold this run for long
 
     def _release_all(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -17,7 +16,7 @@ from ...runtime.gather import ResultAssembly
 from ...runtime.observe import RunRecord
 from ...runtime.protocol import StepListener
 from ...runtime.spill import RunFiles
-from ...runtime.threads import Team
+from ...runtime.threads import EventQueue, Team
 from ...values import deep_leaves
 from .arrays import HOST_TYPES
 from .lane import DeviceLane, HeldValue
@@ -51,7 +50,7 @@ class RunContext:
     #: The count of moved chunks before the run.
     when: int
     #: What the loop is told.
-    events: SimpleQueue[list[StateEvent]]
+    events: EventQueue
     #: Whether no other run moves the graph's arrays: they are where they were in the last run.
     alone: bool
     #: Whether the run follows a launch tape.
@@ -87,7 +86,7 @@ class RunContext:
             files=RunFiles(hardware.store),
             chunks=chunks,
             when=when,
-            events=SimpleQueue(),
+            events=EventQueue(),
             alone=len(chunks) == len(plan.chunks),
         )
 

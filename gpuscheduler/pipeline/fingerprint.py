@@ -32,7 +32,7 @@ from ..dask_private import HLGExpr, HLGExprSequence, layers_of
 from ..frontend.captured import Variable, all_unchanged, made_of
 from ..frontend.chunk import Chunk
 from ..frontend.rebuild import has_name
-from ..frontend.tiles import Tiles
+from ..frontend.tiles import Tiles, UnfusedTiles
 from ..ir.expr import Expr
 from ..sparse_parts import library_of
 from ..tracing.bytecode import variables_written
@@ -72,7 +72,7 @@ Key = Any
 #: Settings that change what a collection becomes.
 SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
 #: What is said of a layer's blocks by the chunks of an array alone.
-OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
+OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles, UnfusedTiles)
 #: Layers of one graph beyond which reading what they say takes long, and tasks of one layer, for
 #: which there is about room in `MOST_WORDS`. (To read takes 16 microseconds a task, on two shared
 #: CPU cores: 1.6 s for an array of 100,000 blocks; to plan it takes 300 and more. A sum of 60,000

@@ -1,10 +1,9 @@
 """Devices made of host threads: the default on a machine without GPUs.
 
-NumPy on every core, the default on a machine without GPUs.
-
-All of them read the same memory, so nothing is copied between devices: a value is one object. What
-does not fit there goes to files, which two more threads write and read while tasks run, and more
-threads read and write those that the graph names.
+Each device is one thread, which computes with NumPy and compiled loops. All devices read the same
+memory, so nothing is copied between them: a value is one object. Values that do not fit are spilled
+to files by two more threads, one for writes and one for reads, while tasks run. A few other threads
+run the tasks that read and write the files of the graph.
 """
 
 from __future__ import annotations

@@ -132,9 +132,7 @@ def received_by_scheduler(
 ) -> Any:
     """The graph and keys that Dask hands to a scheduler; nothing is computed.
 
-    `by` is Dask's function that asks the scheduler.
-
-    `by` is Dask's function that asks the scheduler.
+    `by` is the function that makes Dask call the scheduler.
 
     >>> import dask
     >>> received_by_scheduler(dask.delayed(len)("abc", dask_key_name="x"))[1]

@@ -1,7 +1,5 @@
 """The registry of persisted chunks: where each is, and which run may move it.
 
-Where each of them is, and which run may move it.
-
 A chunk belongs to the collections whose graphs hold it, and goes with the last of them. Until then
 its value is on a device, on the host, or in a file: runs that need the room send it away, and those
 that read it bring it back. Decides nothing and moves nothing.

@@ -1,7 +1,5 @@
 """Thread and process pools that callers hand to a computation.
 
-Threads or processes.
-
 Of `concurrent.futures` it reads `_max_workers`, as Dask does, and `_threads` and
 `_executor_manager_thread`; of `multiprocessing.pool` `_pool`, `_result_handler` and
 `_maxtasksperchild` (seen in Python 3.10 to 3.14). Runs nothing by itself.

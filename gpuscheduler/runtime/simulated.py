@@ -1,9 +1,7 @@
 """Simulated devices: values in order, values in any order, or only a clock.
 
-Real values in order, real values in any order, or only a clock.
-
-They ship with the package: everything that decides is tested on them, and `predict` says with the
-clock what a run will take.
+They ship with the package: tests of all decisions run on them, and `predict` estimates with
+`ClockDevices` the time and memory of a run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The spill store: evicted values in files, one for each.
 
-Files in a private folder, one for each value.
-
-The bytes of arrays are written from where they are and read to where they will be, with no copy
-between. A store makes its folder when the first value comes, and removes it when it is closed and
-at exit. A process that was killed leaves its folder behind: the next store in the same directory
-finds, when it is made, that nobody holds its lock any more, and removes it. Knows no device and no
+The files are in a private folder. Arrays are written from their own memory and read into the
+memory of the new array, without a copy between. A store makes its folder for the first value, and
+removes it when it is closed and at exit. A process that was killed leaves its folder behind: the
+next store in the same directory finds its lock free, and removes the folder. Knows no device and no
 plan.
 """
 

@@ -1,11 +1,9 @@
 """Worker threads that run what they are sent, in order.
 
-Each runs what it is sent, in order. They know no plan and no device.
-
-A run leases a team, one worker per device, and gives it back. A run inside a task, or in another
-thread, leases another team, so no run waits for a thread that waits for it. A team that is still
-busy when its run was given up (Ctrl-C, a failure elsewhere) is retired: its threads end when what
-they run does, and the next run gets a fresh team.
+They know no plan and no device. A run leases a team, one worker per device, and gives it back. A
+run inside a task, or in another thread, leases another team, so no run waits for a thread that
+waits for it. A team that is still busy when its run was given up (Ctrl-C, a failure elsewhere) is
+retired: its threads end when what they run does, and the next run gets a fresh team.
 """
 
 from __future__ import annotations

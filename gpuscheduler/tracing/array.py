@@ -389,10 +389,8 @@ def next_input(known: AbstractArray) -> TracedArray:
 def read_beside(array: Any, own: bool = False) -> TracedArray:
     """The traced array for an array that is no argument.
 
-    The task reads the array when it runs. With `own`, the function made the array itself, and its
-    values stay.
-
-    The task reads the array when it runs. An array that the function `own`s is stored now.
+    The task reads the array when it runs. With `own`, the traced function made the array itself:
+    its values are stored now, since they stay the same.
     """
     beside = current.get().beside
     assert beside is not None

@@ -5,21 +5,23 @@ equal, how many loops are left when axes are merged, and along which loops a lea
 or 1. Shapes, strides, constants and the keys of random numbers are arguments: 64-bit words in
 slots. So one compilation serves all blocks of an array, and one launch may carry several.
 
-Each launch reads and writes memory once. `schedule` decides the order, and `body` writes what is
-done at a point, from the numbered nodes of `nodes`. There are six kinds of kernels. They are in
-`elementwise`, `reduction` (two), `window_reduction` (two) and, with the whole text, here
-(scans):
+Each launch reads and writes memory once. `loop_order` decides the schedule, and `body` writes the
+statements at a point, from the numbered nodes of `nodes`. `TEMPLATES` chooses the function that
+writes the loops, by the schedule:
 
-- element-wise: threads go along the innermost axis, some elements each. Where an input is
-  transposed, tiles are turned in shared memory.
-- reductions along the fastest axis: lanes of a warp, or whole blocks, go along it.
-- other reductions: threads lie along the fastest kept axis and go along the reduced axes.
-- windows that slide along another axis: each thread makes several results, which share most
-  reads.
-- windows that slide along the fastest axis: a block loads the points into shared memory. Where
-  windows slide down columns as well, it loads the reduced columns.
-- scans: lanes of a warp go along a line and merge. Where neighbouring lines are contiguous, each
-  thread goes along a line of its own.
+- element-wise (`elementwise`): threads go along the innermost axis, some elements each. Where an
+  input is transposed, tiles are turned in shared memory (`tiles`).
+- reductions along the fastest axis (`reduction`): lanes of a warp, or whole blocks, go along it.
+- other reductions (`reduction`): threads lie along the fastest kept axis and go along the reduced
+  axes.
+- windows that slide along another axis (`window_reduction`): each thread makes several results,
+  which share most reads.
+- windows that slide along the fastest axis (`tiled_windows`): a block loads the points into shared
+  memory. Where windows slide down columns as well, it loads the reduced columns.
+- scans (`scan`): lanes of a warp go along a line and merge. Where neighbouring lines are
+  contiguous, each thread goes along a line of its own.
+- histograms (`histogram`): each block counts, or adds up weights, in shared memory.
+- selections (`selection`): one kernel counts the elements that a mask selects, another writes them.
 
 Where there are few results, several blocks share one. Each leaves its part in scratch memory,
 and the last block to finish merges the parts in order. The same bits come out on every run.

@@ -178,7 +178,7 @@ def mesh(
     Raises
     ------
     NotCompiled
-        (a TypeError) where `f` can neither be followed nor compiled: it names the line.
+        (a TypeError) where `f` can neither be traced nor compiled: it names the line.
     ValueError, TypeError
         for axes, arguments or chunks that make no sense.
 

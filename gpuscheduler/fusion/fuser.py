@@ -82,7 +82,7 @@ class FusionPass:
     home: Callable[[Any], int | None] | None = None
     #: By the layer of each task that is not traced: the layers that Dask has fused there in the
     #: order of their work, and the layers among them that cannot be traced.
-    unfollowed: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
+    untraced: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
     #: The layers among them whose functions a library of GPUs has, too.
     in_library: set[str] = field(default_factory=set)
     #: Tasks that stay as they are and only take a view of what they read.
@@ -293,7 +293,7 @@ class FusionPass:
         task, found = self._trace_inlined(task, unknown)
         if task.inlined and found.program is None and found.offer is None and not unknown:
             task = task.with_inlined({})
-            found = self._follow(task)
+            found = self._trace_once(task)
         if found.program is None and found.reason.endswith(NOT_KNOWN):
             found = self._trace_with_values(task) or found
         if found.program is None:
@@ -361,7 +361,7 @@ class FusionPass:
         self, task: Candidate, unknown: dict[int, InlineSource]
     ) -> tuple[Candidate, TraceOutcome]:
         """Trace a task with its producers, except for producers that should store their values."""
-        found = self._follow(task)
+        found = self._trace_once(task)
         if not task.inlined or found.program is None:
             return task, found
         worth = (
@@ -373,11 +373,11 @@ class FusionPass:
             worth = {n: s for n, s in worth.items() if n not in shared}
         if len(worth) < len(task.inlined):
             task = task.with_inlined(worth)
-            found = self._follow(task)
+            found = self._trace_once(task)
         rows = {n: s for n, s in task.inlined.items() if isinstance(s.parts, FlatArray)}
         if rows and found.program is not None:
             less = task.with_inlined({n: s for n, s in task.inlined.items() if n not in rows})
-            without = self._follow(less)
+            without = self._trace_once(less)
             stores = len(found.program.kernels) > len(getattr(without.program, "kernels", ()))
             if (
                 without.program is not None and stores
@@ -397,11 +397,11 @@ class FusionPass:
                 known[n] = self.numbers.number(words), KnownArray(table)
         if known == task.inputs:
             return None
-        found = self._follow(task.with_inputs(known))
+        found = self._trace_once(task.with_inputs(known))
         of_library = found.library is not None or found.in_library
         return found if of_library or found.program is not None else None
 
-    def _follow(self, task: Candidate) -> TraceOutcome:
+    def _trace_once(self, task: Candidate) -> TraceOutcome:
         """Return what becomes of a task's structure, which is traced once."""
         recipe = task.recipe
         numbers = [number for number, _ in task.inputs]
@@ -422,10 +422,10 @@ class FusionPass:
 
     def _blame(self, key: Key, recipe: Recipe, culprits: Iterable[int] = ()) -> None:
         """Remember the steps of a task that cannot be traced: `culprits`, or all."""
-        if layer_of(key) not in self.unfollowed:  # blocks of one array are alike
+        if layer_of(key) not in self.untraced:  # blocks of one array are alike
             names = [layer_of(step) for step in recipe.steps]
-            strange = {names[n] for n in culprits if n >= 0}
-            self.unfollowed[layer_of(key)] = names, strange or set(names)
+            untraceable = {names[n] for n in culprits if n >= 0}
+            self.untraced[layer_of(key)] = names, untraceable or set(names)
 
     # ---- what the graph has in place of a task
 
@@ -505,7 +505,7 @@ class FusionPass:
         }
         if len(cheap) < len(task.inlined):
             task = task.with_inlined(cheap)
-            offer = self._follow(task).offer
+            offer = self._trace_once(task).offer
         if offer is None or not offer.is_selection:
             return False
         if not self.selections.make_compress_task(task, offer):
@@ -534,13 +534,13 @@ def _library_inputs(task: Candidate, call: LibraryCall) -> LibraryInputs:
 
 
 def regroup_layers(
-    names: Sequence[str], strange: Set[str], library: Set[str] = frozenset()
+    names: Sequence[str], untraceable: Set[str], library: Set[str] = frozenset()
 ) -> dict[str, str]:
     """Decide how to split layers that Dask has fused, as a word for each layer.
 
     Layers with different words become different tasks. Each run of two or more traceable layers
     gets no words, and becomes a kernel of its own. A single traceable layer stays with its
-    neighbours in `strange`, which cannot be traced. Each layer in `library`, which a library of
+    neighbours in `untraceable`, which cannot be traced. Each layer in `library`, which a library of
     GPUs computes, is apart from all others.
 
     >>> regroup_layers(["read", "fft", "abs", "square", "sum"], {"fft"})
@@ -551,9 +551,9 @@ def regroup_layers(
     {'read': 'read', 'fft': 'fft'}
     """
     if not library.isdisjoint(names) and len(names) > 1:
-        return _regroup_around(names, strange, library)
-    runs = [list(run) for _, run in itertools.groupby(names, key=strange.__contains__)]
-    worth = [strange.isdisjoint(run) and len(run) > 1 for run in runs]
+        return _regroup_around(names, untraceable, library)
+    runs = [list(run) for _, run in itertools.groupby(names, key=untraceable.__contains__)]
+    worth = [untraceable.isdisjoint(run) and len(run) > 1 for run in runs]
     out: dict[str, str] = {}
     if not any(worth):
         return out
@@ -564,15 +564,17 @@ def regroup_layers(
     return out
 
 
-def _regroup_around(names: Sequence[str], strange: Set[str], library: Set[str]) -> dict[str, str]:
+def _regroup_around(
+    names: Sequence[str], untraceable: Set[str], library: Set[str]
+) -> dict[str, str]:
     """Words for layers of which some are apart from all others."""
     out: dict[str, str] = {}
     for apart, run in itertools.groupby(names, key=library.__contains__):
         some = list(run)
         if apart:
             out.update({name: name for name in some})
-        elif not strange.isdisjoint(some):
-            out.update(regroup_layers(some, strange) or dict.fromkeys(some, some[0]))
+        elif not untraceable.isdisjoint(some):
+            out.update(regroup_layers(some, untraceable) or dict.fromkeys(some, some[0]))
     return out
 
 

@@ -195,7 +195,7 @@ def plan_dask(
     """
     apart: dict[str, str] = {}
     fused: dict[str, list[str]] = {}
-    strange: set[str] = set()
+    untraceable: set[str] = set()
     library: set[str] = set()
     for _ in range(MOST_READINGS):
         c = Compilation(read(apart), machine, home, kind, options, threads=threads)
@@ -203,12 +203,12 @@ def plan_dask(
         if c.fusion is None:
             break
         before, apart = apart, {}
-        for layer, (names, those) in c.fusion.unfollowed.items():
+        for layer, (names, those) in c.fusion.untraced.items():
             fused.setdefault(layer, names)  # as Dask has it
-            strange |= those
+            untraceable |= those
         library |= c.fusion.in_library
         for names in fused.values():
-            apart |= regroup_layers(names, strange, library)
+            apart |= regroup_layers(names, untraceable, library)
         if apart == before:
             break
     return _run_passes(c, PASSES[1:])

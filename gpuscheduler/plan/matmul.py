@@ -5,7 +5,7 @@ of which goes on from what the one before has. That is in place of a task for ea
 for their sum. No product is stored, and what the host has to decide is so much less.
 
 Adding up comes after placement: only products that one device makes are added up there. Which tasks
-multiply matrices is known from following them (`fuse`).
+multiply matrices is known from tracing them (`fuse`).
 """
 
 from __future__ import annotations

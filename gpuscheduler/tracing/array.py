@@ -374,15 +374,15 @@ MOST_OWN = 2**20
 
 def next_input(known: AbstractArray) -> TracedArray:
     """The next input of the function, as a traced array."""
-    following = current.get()
-    number, following.inputs = following.inputs, following.inputs + 1
+    context = current.get()
+    number, context.inputs = context.inputs, context.inputs + 1
     dtype = check_dtype(known.dtype)
     view = View.contiguous(known.shape)
     if known.strides is not None:
         view = View(0, tuple(known.strides))
     expr = node_of("input", (), dtype, (number, view))
     array = TracedArray(expr, tuple(known.shape), known.scalar)
-    following.given.append(array._family)
+    context.given.append(array._family)
     return array
 
 
@@ -439,8 +439,8 @@ def as_traced(value: Any, dtype: Any = None) -> TracedArray:
 
 def array_classes() -> list[type]:
     """The classes of arrays that the task may get when it runs."""
-    following, cupy = current.get(None), sys.modules.get("cupy")
-    on_gpus = cupy is not None and (following is None or following.products)
+    context, cupy = current.get(None), sys.modules.get("cupy")
+    on_gpus = cupy is not None and (context is None or context.products)
     return [np.ndarray, cupy.ndarray] if on_gpus and cupy is not None else [np.ndarray]
 
 

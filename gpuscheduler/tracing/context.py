@@ -202,7 +202,7 @@ class TraceContext:
         return self.node("input", (), dtype, (number, View.contiguous(array.shape)))
 
 
-current: ContextVar[TraceContext] = ContextVar("following")
+current: ContextVar[TraceContext] = ContextVar("trace context")
 
 
 def _held_values(container: Any) -> list[Any]:
@@ -315,7 +315,7 @@ def apply_view(view: View, shape: Shape, how: Callable[[Any], Any]) -> tuple[Vie
     >>> apply_view(View(0, (4, 1)), (3, 4), lambda a: a[1:, ::-2])
     (View(offset=7, strides=(4, -2)), (2, 2))
 
-    Raises Unfollowed where `how` gives anything but a view: a copy, or an element.
+    Raises NotTraceable where `how` gives anything but a view: a copy, or an element.
     """
     seen = how(np.asarray(_MemorylessBuffer(shape, view.strides)))
     if type(seen) is not np.ndarray:

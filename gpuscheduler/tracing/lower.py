@@ -95,9 +95,9 @@ class Lowering:
     in later groups.
     """
 
-    def __init__(self, following: TraceContext):
-        self.following = following
-        self.inputs = following.inputs
+    def __init__(self, context: TraceContext):
+        self.context = context
+        self.inputs = context.inputs
         self.groups: dict[tuple[int, Shape, Shape, Any], _Group] = {}
         self.home: dict[int, _Group] = {}  # of each array made that is used
         self.body: dict[int, Expr] = {}  # what it is computed from
@@ -120,9 +120,9 @@ class Lowering:
         result = map_leaves(note_output, result)
         if not outputs:
             raise NotTraceable("it computes no array")
-        if any(isinstance(m, MatrixProductArray) for m in self.following.made):
+        if any(isinstance(m, MatrixProductArray) for m in self.context.made):
             raise self._trace_product(result)
-        if any(isinstance(m, LibraryCall) for m in self.following.made):
+        if any(isinstance(m, LibraryCall) for m in self.context.made):
             raise self._calls_library(result)
         if all(o._expr.op == "input" and o._expr.data[0] < MADE for o in outputs):
             raise ViewTrace(map_leaves(self._as_seen, result), self._program(result, outputs))
@@ -161,7 +161,7 @@ class Lowering:
             expr = expr.args[0]  # it is never minus zero
         if expr is not None and expr.op == "input" and made_in(expr):
             number, view = expr.data
-            product = self.following.made[number - MADE]
+            product = self.context.made[number - MADE]
             if isinstance(product, MatrixProductArray) and math.prod(product.shape) == result.size:
                 return MatrixProductTrace(product if is_contiguous(view, result.shape) else None)
         return MatrixProductTrace(None)
@@ -170,7 +170,7 @@ class Lowering:
         expr = result._expr if isinstance(result, TracedArray) else None
         if expr is not None and expr.op == "input" and made_in(expr):
             number, view = expr.data
-            call = self.following.made[number - MADE]
+            call = self.context.made[number - MADE]
             whole = isinstance(call, LibraryCall) and call.shape == result.shape
             if whole and is_contiguous(view, result.shape):
                 return LibraryTrace(call)
@@ -180,12 +180,12 @@ class Lowering:
         if not isinstance(value, TracedArray):
             return value
         number, view = value._expr.data
-        copied = not any(value._family is given for given in self.following.given)
+        copied = not any(value._family is given for given in self.context.given)
         scalar = value._scalar and not value.shape
         return ViewedInput(number, view, value.shape, value.dtype, copied, scalar)
 
     def _array(self, number: int) -> StoredArray | ReductionResult:
-        array = self.following.made[number - MADE]
+        array = self.context.made[number - MADE]
         assert not isinstance(array, (MatrixProductArray, LibraryCall))
         return array
 

@@ -19,9 +19,9 @@ from .numba_cpu import ScalarFunction, python_function
 from .point_cache import find_expressions, keep_expressions
 from .purity import CATCHES
 
-#: Lengths of arrays with which a function is followed, twice: from the length of an axis, or of
-#: several that have been made one, it is known which they were; and what it does with points one by
-#: one is the same both times.
+#: Lengths of arrays with which a function is traced, twice. All are different primes: the length of
+#: an axis, or of several that were joined, tells which they were. A function that treats each point
+#: alike gives the same expression both times.
 _PROBES = ((2, 3, 5, 7, 11, 13), (17, 19, 23, 29, 31, 37))
 
 
@@ -48,9 +48,9 @@ def point_expressions(
     why = ""
     if how != "numba":
         try:
-            followed = _trace_points(f, types, args)
-            followed[:] = [_by_parts(e, ranges) for e in followed]
-            return followed
+            expressions = _trace_points(f, types, args)
+            expressions[:] = [_by_parts(e, ranges) for e in expressions]
+            return expressions
         except NotTraceable as error:
             why = str(error)
             if how == "trace":
@@ -107,7 +107,7 @@ def _trace_points(f: Callable[..., Any], types: list[DType], args: tuple[Any, ..
     if known is not None:
         return known
     call = functools.partial(_call_at_points, function, args)
-    out, again = [_follow_call(call, types, lengths) for lengths in _PROBES]
+    out, again = [_trace_at_lengths(call, types, lengths) for lengths in _PROBES]
     if type(out) is not type(again) or list(map(expression_tokens, out)) != list(
         map(expression_tokens, again)
     ):
@@ -116,7 +116,9 @@ def _trace_points(f: Callable[..., Any], types: list[DType], args: tuple[Any, ..
     return out
 
 
-def _follow_call(call: Callable[..., Any], types: list[DType], lengths: Sequence[int]) -> list[Any]:
+def _trace_at_lengths(
+    call: Callable[..., Any], types: list[DType], lengths: Sequence[int]
+) -> list[Any]:
     count = len(types)
     lengths = lengths[:count]
     shapes = [tuple(lengths[k] if k == j else 1 for j in range(count)) for k in range(count)]

@@ -31,7 +31,7 @@ from ..frontend.tiles import MeshAxis
 from .bytecode import BUILTINS, ClosureCells, builtins_of, root_module, root_of, type_name, words
 from .registry import LIKE, in_place_of
 
-#: What tasks may be given although it can be changed: functions get copies when they are followed.
+#: What tasks may be given although it can be changed: functions get copies when they are traced.
 CHANGEABLE = (list, dict)
 #: What a task may be given to call.
 CALLED = (types.FunctionType, functools.partial)

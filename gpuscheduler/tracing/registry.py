@@ -56,7 +56,7 @@ class NumpyNamespace:
 
 NUMPY, CUPY = NumpyNamespace(np), NumpyNamespace(np)
 CONVERTING = words("array asarray asanyarray ascontiguousarray asfortranarray")
-#: Python's modules of functions of numbers, as a function that is followed finds them.
+#: Python's modules of functions of numbers, as a traced function finds them.
 OF_NUMBERS: dict[types.ModuleType, NumpyNamespace] = {}
 
 

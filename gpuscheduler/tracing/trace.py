@@ -96,11 +96,9 @@ def trace_function(
     if reason:
         raise NotTraceable(reason)
     multiplies = products and matrices is not None
-    following = TraceContext(
-        products, beside, points, multiplies, whole, library=library is not None
-    )
+    context = TraceContext(products, beside, points, multiplies, whole, library=library is not None)
     try:
-        return _trace_call(call, abstract, following)
+        return _trace_call(call, abstract, context)
     except MatrixProductTrace as error:
         if matrices is not None and error.product is not None and matrices(error.product):
             raise
@@ -108,34 +106,34 @@ def trace_function(
         if library is not None and error.call is not None and library(error.call):
             raise
     except NotTraceable:
-        if not following.in_library:
+        if not context.in_library:
             raise
     # once more, to say where it does that
     again = beside and CapturedArrays(beside.dense, beside.every)
     try:
         return _trace_call(call, abstract, TraceContext(products, again, points, whole=whole))
     except NotTraceable as error:
-        error.in_library = following.in_library
+        error.in_library = context.in_library
         raise
 
 
 def _trace_call(
-    call: Callable[..., Any], abstract: Sequence[Any], following: TraceContext
+    call: Callable[..., Any], abstract: Sequence[Any], context: TraceContext
 ) -> Program:
-    beside = following.beside
-    token = current.set(following)
+    beside = context.beside
+    token = current.set(context)
     try:
         arguments = [_argument(a) for a in abstract]
         result = adapt_function(call)(*arguments)
         if beside and any(a._expr is not before for a, before in beside.known.values()):
-            raise following.refuse("it writes into an array that is not its own")
-        if any(is_other(copy, before) for copy, before in following.copied):
-            raise following.refuse("it changes a list or a dictionary that it is given")
-        if following.refused is not None:  # and the function caught it
-            raise NotTraceable(following.refused)
-        return Lowering(following).program(result)
+            raise context.refuse("it writes into an array that is not its own")
+        if any(is_other(copy, before) for copy, before in context.copied):
+            raise context.refuse("it changes a list or a dictionary that it is given")
+        if context.refused is not None:  # and the function caught it
+            raise NotTraceable(context.refused)
+        return Lowering(context).program(result)
     except NotTraceable as error:
-        error.operations = following.operations
+        error.operations = context.operations
         raise
     except Exception as error:
         raise NotTraceable(f"{type(error).__name__}: {error}") from error
@@ -148,7 +146,7 @@ def _trace_call(
 
 
 def _argument(value: Any) -> Any:
-    """What a function that is followed gets for an argument."""
+    """What a traced function gets for an argument."""
     if isinstance(value, AbstractArray):
         return next_input(value)
     if isinstance(value, KnownArray):
@@ -176,7 +174,7 @@ def _argument(value: Any) -> Any:
 
 
 def constant_of_task(value: Any) -> Any:
-    """What a function that is followed gets for a constant of its task."""
+    """What a traced function gets for a constant of its task."""
     if isinstance(value, dict | list | tuple):
         # what is of a derived class is a leaf of its own
         copy = map_leaves(lambda v: v if v is value else constant_of_task(v), value)
@@ -244,14 +242,14 @@ def _note_array(value: Any) -> Any:
 
 
 def _captured_value(value: Any) -> Any:
-    """What a function that is followed finds in a variable outside itself."""
+    """What a traced function finds in a variable outside itself."""
     if is_array(value) and current.get().beside is not None:
         return read_beside(value)
     return value
 
 
 def _module_view(module: types.ModuleType, other: Callable[[Any], Any]) -> Any:
-    """A module as a function that is followed finds it: with no name of its own."""
+    """A module as a traced function finds it: with no name of its own."""
 
     class Within:
         def __getattr__(self, name: str) -> Any:

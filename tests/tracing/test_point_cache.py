@@ -41,8 +41,8 @@ def made(k):
 def traces(monkeypatch):
     """One for each function that is traced, or looked at for that."""
     point_cache._known.clear()
-    real, every = point_function._follow_call, []
-    monkeypatch.setattr(point_function, "_follow_call", lambda *a: every.append(a) or real(*a))
+    real, every = point_function._trace_at_lengths, []
+    monkeypatch.setattr(point_function, "_trace_at_lengths", lambda *a: every.append(a) or real(*a))
     return every
 
 

@@ -139,7 +139,7 @@ def _like_nothing(function: Any) -> Callable[..., Any]:
 
 for _function in (np.full_like, np.ones_like, np.zeros_like, np.empty_like):
     KNOWN[_function] = _like_nothing(_function)
-#: Elements of an array that is made while a function is followed, at most: it is made on the host,
+#: Elements of an array that is made while a function is traced, at most: it is made on the host,
 #: where a large one takes its time.
 MOST_MADE = 2**20
 
@@ -201,12 +201,12 @@ def _conversion_function(name: str) -> Callable[..., Any]:
         if not any(isinstance(v, TracedArray) for v in inside):
             return make(a, dtype, *args, **kwargs)
         x = as_traced(a)
-        following, contiguous = current.get(), name in ("ascontiguousarray", "asfortranarray")
+        context, contiguous = current.get(), name in ("ascontiguousarray", "asfortranarray")
         # what is written to a copy is not written to `a`
-        copies = name == "array" or (name == "ascontiguousarray" and not following.is_beside(x))
+        copies = name == "array" or (name == "ascontiguousarray" and not context.is_beside(x))
         copy = kwargs.get("copy", copies)
         out = x.astype(x.dtype if dtype is None else dtype, copy=bool(copy))
-        own = not any(x._family is given for given in following.given)
+        own = not any(x._family is given for given in context.given)
         if contiguous and own and out.dtype == x.dtype:  # whether it is a copy is not known
             out = TracedArray(out._expr, out.shape, of=x)
         elif out._scalar:

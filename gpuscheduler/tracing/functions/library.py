@@ -47,8 +47,8 @@ def _call(
     loose: bool = False,
 ) -> TracedArray:
     """The result of a call that the library can make."""
-    following = current.get()
-    following.in_library = True
+    context = current.get()
+    context.in_library = True
     views = []
     for x in arrays:
         expr = x._expr
@@ -58,7 +58,7 @@ def _call(
         views.append(ViewedInput(number, view, x.shape, x.dtype))
     given = tuple(sorted(options.items()))
     call = LibraryCall(name, tuple(views), given, tuple(shape), np.dtype(dtype), loose)
-    return TracedArray(following.keep(call, call.dtype), call.shape)
+    return TracedArray(context.keep(call, call.dtype), call.shape)
 
 
 def _input(name: str, a: Any, dtypes: str) -> TracedArray:
@@ -129,19 +129,19 @@ def _follow_quantiles(name: str) -> None:
     @implements(name)
     @functools.wraps(few)
     def quantile_of(*args: Any, **kwargs: Any) -> Any:
-        following = current.get()
-        before = following.refused
+        context = current.get()
+        before = context.refused
         try:
             return few(*args, **kwargs)
         except NotTraceable:
-            if not following.library:
+            if not context.library:
                 raise
             given = inspect.signature(numpys).bind(*args, **kwargs)
             given.apply_defaults()
             value = many(word, numpys, given.arguments)
             if value is None:
                 raise
-        following.refused = before
+        context.refused = before
         return value
 
 

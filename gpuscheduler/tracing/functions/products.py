@@ -42,7 +42,7 @@ def _contract(
     Only where one operand has them all: it is read once, and the others beside it. What else there
     is, as the product of two matrices, does more with each element than a kernel here would.
     """
-    following = current.get()
+    context = current.get()
     lengths: dict[Any, int] = {}
     for x, names in zip(operands, labels, strict=True):
         if len(set(names)) < len(names):
@@ -54,9 +54,9 @@ def _contract(
                 raise ValueError(f"lengths {lengths[name]} and {n} do not match")
     long = [name for name, n in lengths.items() if n != 1]
     whole = next((n for n in labels if set(long) <= set(n)), None)
-    if whole is None or not following.products:
-        following.operations += (8 if dtype.kind == "c" else 2) * math.prod(lengths.values())
-        made = _of_matrices(operands, labels, out, lengths, dtype) if following.matrices else None
+    if whole is None or not context.products:
+        context.operations += (8 if dtype.kind == "c" else 2) * math.prod(lengths.values())
+        made = _of_matrices(operands, labels, out, lengths, dtype) if context.matrices else None
         if made is not None:
             return made
         raise refuse("it multiplies matrices")

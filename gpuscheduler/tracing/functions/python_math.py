@@ -236,8 +236,7 @@ class _TracedComplexType(type(complex)):  # type: ignore[misc]
 
 
 class TracedComplex(complex, metaclass=_TracedComplexType):
-    """The type `complex` for functions of a mesh, whose numbers are arrays while these are
-    followed."""
+    """The type `complex` for functions of a mesh, whose numbers are arrays while traced."""
 
     dtype = np.dtype(complex)  # NumPy asks for it
 

@@ -122,11 +122,11 @@ def _put_together(parts: Sequence[Any], *args: Any, **kwargs: Any) -> TracedArra
 
 def _write_if_wanted(x: TracedArray) -> TracedArray:
     """Parts that are put together, as an array that a kernel writes, if such are wanted."""
-    following = current.get()
-    if not following.whole or x._expr.op != "where":
+    context = current.get()
+    if not context.whole or x._expr.op != "where":
         return x
     kept = store_array(x)
-    following.parts[id(kept._expr)] = x._expr
+    context.parts[id(kept._expr)] = x._expr
     return kept
 
 

@@ -83,7 +83,7 @@ class ClusterResult:
         """The value of each wanted key. `on_device`: what was on a device goes to one here."""
         found = {k: v for cargo in cargos for k, v in cargo.values.items()}
         plan = Plan([], (), Machine.uniform(1), gathers=self.gathers)
-        gathering = ResultAssembly(plan, self.alias)
+        assembly = ResultAssembly(plan, self.alias)
 
         # as in `scheduler._results`, no function here calls itself
         def value(key: Key, to_host: bool) -> Any:
@@ -98,7 +98,7 @@ class ClusterResult:
             if gather is None:
                 return value(key, not on_device)
             to_host = gather.converted or not on_device
-            return gathering.result(gather, lambda k: value(k, to_host))
+            return assembly.result(gather, lambda k: value(k, to_host))
 
         return [unwrap_sparse(find_value(key)) for key in self.wanted]
 

@@ -125,7 +125,7 @@ class CpuHardware:
     def callers_device(self) -> int | None:
         return None
 
-    def rooms(self, plan: Plan, gathering: ResultAssembly) -> None:
+    def rooms(self, plan: Plan, assembly: ResultAssembly) -> None:
         return None
 
     bring = send = None
@@ -192,7 +192,7 @@ class CpuDevices:
         self,
         plan: Plan,
         team: Team | BorrowedTeam,
-        gathering: ResultAssembly | None = None,
+        assembly: ResultAssembly | None = None,
         store: SpillStore | None = None,
         told: StepListener = StepListener.DONE,
         slack: MemoryTrimmer | None = None,
@@ -200,7 +200,7 @@ class CpuDevices:
     ):
         self.plan, self.team, self.size, self.slack = plan, team, size, slack
         self.exact = told is StepListener.EACH  # somebody may want to see, and keep, each value
-        self.gathering = gathering
+        self.assembly = assembly
         self.files = RunFiles(store or SpillStore())  # of values on the disk
         self.values: list[Any] = [None] * len(plan.steps)
         self.held = [0] * len(plan.steps)  # places that hold the value in memory
@@ -261,7 +261,7 @@ class CpuDevices:
             self.team.send_to_any(self._read_file, (step, dst))
         elif src == DISK:
             self.team.send_aside("reads", self._read_file, (step, dst))
-        elif dst == HOST and self.gathering is not None and step in self.gathering.slots:
+        elif dst == HOST and self.assembly is not None and step in self.assembly.slots:
             place = self.plan.steps[step].place  # not all of them from one thread
             self.team.send(place % len(self.team), self._deliver, [(step, src)])
         else:
@@ -481,19 +481,19 @@ class CpuDevices:
 
     def _room(self, i: int, task: KernelTask) -> Any:
         """The part of a result that a task may write itself."""
-        if self.gathering is None or i not in self.gathering.slots:
+        if self.assembly is None or i not in self.assembly.slots:
             return None
         if self.exact or not self._only_delivered(i):
             return None
-        return None if task.array is None else self.gathering.room(i, *task.array)
+        return None if task.array is None else self.assembly.room(i, *task.array)
 
     def _deliver(self, arguments: list[tuple[int, int]]) -> None:
-        assert self.gathering is not None
+        assert self.assembly is not None
         for step, src in arguments:
             if self.stopped:
                 return
             try:
-                if self.gathering.write(step, self.values[step]):
+                if self.assembly.write(step, self.values[step]):
                     if step not in self.plan.direct:
                         self.written.add(step)
                     if self._only_delivered(step):

@@ -253,12 +253,12 @@ def _fusion_pass(c: Compilation) -> FusionPass | None:
     )  # fmt: skip
 
 
-def write_in_place(plan: Plan, gathering: ResultAssembly, hardware: Hardware) -> Plan:
+def write_in_place(plan: Plan, assembly: ResultAssembly, hardware: Hardware) -> Plan:
     """The plan whose steps write parts of the result into one array, if the devices can.
 
     Such parts take no memory of their own.
     """
-    rooms = hardware.rooms(plan, gathering)
+    rooms = hardware.rooms(plan, assembly)
     out = (
         None
         if rooms is None
@@ -266,7 +266,7 @@ def write_in_place(plan: Plan, gathering: ResultAssembly, hardware: Hardware) ->
     )
     if out is None:
         return plan
-    gathering.rooms = rooms
+    assembly.rooms = rooms
     return out
 
 

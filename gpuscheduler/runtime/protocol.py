@@ -132,7 +132,7 @@ class Hardware(ChunkKeeper, Protocol):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A host array for results, made so that devices write it fast."""
 
-    def rooms(self, plan: Plan, gathering: ResultAssembly) -> Any:
+    def rooms(self, plan: Plan, assembly: ResultAssembly) -> Any:
         """The parts of a result that steps can write directly into it; None where there are none.
 
         See `devices/cuda/result_rooms.py`.

@@ -67,12 +67,12 @@ class CudaDevices:
         self,
         plan: Plan,
         team: Team,
-        gathering: ResultAssembly,
+        assembly: ResultAssembly,
         hardware: CudaHardware,
         told: StepListener,
         tape: LaunchTape | None = None,
     ):
-        self.run = run = RunContext.create(plan, team, gathering, hardware, told)
+        self.run = run = RunContext.create(plan, team, assembly, hardware, told)
         self.callers = CallerOrder(run)
         self.given = GivenValues(run)
         self.transfers = Transfers(run)
@@ -223,7 +223,7 @@ class CudaDevices:
             self._release_all()
             self.host_steps.end()
             run.events.close()
-            self.steps.result = run.gathering.made = None  # an error may hold this run for long
+            self.steps.result = run.assembly.made = None  # an error may hold this run for long
 
     def _release_all(self) -> None:
         run, lane_orders = self.run, self.lane_orders

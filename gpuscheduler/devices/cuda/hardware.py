@@ -309,9 +309,9 @@ class CudaHardware:
             stream.synchronize()
         return out
 
-    def rooms(self, plan: Plan, gathering: ResultAssembly) -> ResultRoom | None:
+    def rooms(self, plan: Plan, assembly: ResultAssembly) -> ResultRoom | None:
         """The parts of a result that its run can write where they belong in one array."""
-        return rooms_of(plan, gathering, self.callers_device(), self.kernels)
+        return rooms_of(plan, assembly, self.callers_device(), self.kernels)
 
     def _joiner(self) -> BlockJoiner:
         return BlockJoiner(self.kernels, self.pinned, self._order_reuse_behind)

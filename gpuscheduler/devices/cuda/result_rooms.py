@@ -68,10 +68,10 @@ class ResultRoom(NamedTuple):
 
 
 def rooms_of(
-    plan: Plan, gathering: ResultAssembly, place: int | None, kernels: Kernels
+    plan: Plan, assembly: ResultAssembly, place: int | None, kernels: Kernels
 ) -> ResultRoom | None:
     """The parts of a result that steps of a place make for nothing else; None without any."""
-    whole = gathering.whole_result()
+    whole = assembly.whole_result()
     if whole is None or place is None or len(whole.parts) < 2:
         return None
     strides = View.contiguous(whole.shape).strides

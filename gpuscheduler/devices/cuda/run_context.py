@@ -35,7 +35,7 @@ class RunContext:
 
     plan: Plan
     team: Team
-    gathering: ResultAssembly
+    assembly: ResultAssembly
     hardware: CudaHardware
     #: `Done` means that the device is done, not that the step is queued.
     exact: bool
@@ -67,7 +67,7 @@ class RunContext:
         cls,
         plan: Plan,
         team: Team,
-        gathering: ResultAssembly,
+        assembly: ResultAssembly,
         hardware: CudaHardware,
         told: StepListener,
     ) -> RunContext:
@@ -78,7 +78,7 @@ class RunContext:
         return cls(
             plan=plan,
             team=team,
-            gathering=gathering,
+            assembly=assembly,
             hardware=hardware,
             exact=told is StepListener.EACH,
             lanes=team.lanes,

@@ -39,7 +39,7 @@ class StepValues:
     def __init__(self, run: RunContext, host_steps: HostSteps):
         self.run, self.host_steps = run, host_steps
         #: Where kernels write the result; None where each step makes an array of its own.
-        self.rooms: ResultRoom | None = run.gathering.rooms
+        self.rooms: ResultRoom | None = run.assembly.rooms
         #: The memory of the result.
         self.result: Any = None
         #: By step: the most bytes that it had allocated at once.
@@ -140,15 +140,15 @@ class StepValues:
 
         Allocates the memory of the result when the first of its steps runs.
         """
-        gathering, rooms = self.run.gathering, self.rooms
+        assembly, rooms = self.run.assembly, self.rooms
         if rooms is None or i not in rooms.parts:
             return None
         if self.result is None:
             self.result = rooms.memory()
         if i not in rooms.tasks:
             return None
-        if gathering.made is None:
-            gathering.made = rooms.whole_array(self.result)
+        if assembly.made is None:
+            assembly.made = rooms.whole_array(self.result)
         return rooms.part(i, self.result)
 
     def is_in_result(self, i: int, value: Any) -> bool:
@@ -159,7 +159,7 @@ class StepValues:
 
     def put_into_result(self, lane: DeviceLane, i: int, value: Any) -> Any:
         """Copy a value to its place in the result, if it has one. Returns the value to hold."""
-        gathering, rooms = self.run.gathering, self.rooms
+        assembly, rooms = self.run.assembly, self.rooms
         if rooms is None or i not in rooms.parts or type(value) is not cupy.ndarray:
             return value
         if value.data.mem is self.result.mem:
@@ -171,8 +171,8 @@ class StepValues:
                 return value
         if value.dtype != rooms.dtype or value.shape != rooms.parts[i][1]:
             return value
-        if gathering.made is None:
-            gathering.made = rooms.whole_array(self.result)
+        if assembly.made is None:
+            assembly.made = rooms.whole_array(self.result)
         part = rooms.part(i, self.result)
         if value.flags.c_contiguous:
             copy_block(value, part, lane.home)

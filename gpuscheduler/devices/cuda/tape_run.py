@@ -50,7 +50,7 @@ class TapeRun:
         replays = run.team.replays
         replay = replays.get(tape)
         if replay is None:
-            rooms = run.hardware.rooms(run.plan, run.gathering)
+            rooms = run.hardware.rooms(run.plan, run.assembly)
             steps.rooms = rooms if rooms is not None and rooms.tasks else None
         else:
             steps.rooms = replay.rooms
@@ -59,7 +59,7 @@ class TapeRun:
         try:
             if replay is not None and replay.fill_addresses(run.held, self.given.state()):
                 probe = marks.replay_probe(run, replay)
-                done, run.gathering.made = replay.run(run.lanes, run.held, probe)
+                done, run.assembly.made = replay.run(run.lanes, run.held, probe)
                 for place, i, value, ready in done:
                     run.held[place][i] = HeldValue(value, ready)
                 return True
@@ -84,14 +84,14 @@ class TapeRun:
     def _has_room(self, tape: LaunchTape, rooms: ResultRoom) -> bool:
         """Whether there is room for a tape whose result is allocated from the start."""
         run = self.run
-        place, gathering = rooms.place, run.gathering
+        place, assembly = rooms.place, run.assembly
         apart = [
             i for i in tape.unread if i not in rooms.tasks and run.plan.steps[i].place == place
         ]
         peak = tape.peak_without_unread[place] + rooms.nbytes
         peak += sum([tape.nbytes[i] for i in apart])
-        gathering.tape_peak = {place: peak}
-        return peak <= gathering.free(place)
+        assembly.tape_peak = {place: peak}
+        return peak <= assembly.free(place)
 
     def _follow_lane(
         self,

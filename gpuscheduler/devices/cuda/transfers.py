@@ -206,7 +206,7 @@ class Transfers:
         try:
             self.queue_to_host(lane, i, dst, made)
         except BaseException:
-            lane.outlive(lane.outgoing, made, self.run.gathering)
+            lane.outlive(lane.outgoing, made, self.run.assembly)
             raise
 
     def queue_to_host(self, lane: DeviceLane, i: int, dst: int, made: list[Any]) -> None:
@@ -223,7 +223,7 @@ class Transfers:
         if dst == DISK:
             made.append(room := self.out.room(device_bytes(held.value), run.raise_if_stopped))
         value = self._make_contiguous(lane, i, held.value)
-        slots = run.gathering.slots.get(i, []) if dst == HOST else []
+        slots = run.assembly.slots.get(i, []) if dst == HOST else []
         if slots and isinstance(value, cupy.ndarray):
             value = cupy.ascontiguousarray(value)
         made.append(value)
@@ -290,10 +290,10 @@ class Transfers:
                 run.events.put([self.write_to_store(i, place, kept)])
                 return
             if written:
-                for target, key, _where in run.gathering.slots[i]:
+                for target, key, _where in run.assembly.slots[i]:
                     target.written.add(key)
-            elif i in run.gathering.slots and not device_bytes(kept):
-                run.gathering.write(i, kept)
+            elif i in run.assembly.slots and not device_bytes(kept):
+                run.assembly.write(i, kept)
             there = run.held[HOST][i] = HeldValue(kept)
             run.note_arrival(i, HOST, there)
             run.events.put([Copied(i, place, HOST)])

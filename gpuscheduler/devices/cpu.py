@@ -37,15 +37,16 @@ from ..runtime.tape import LaunchTape
 from ..runtime.threads import BorrowedTeam, EventQueue, Team, Teams, Worker
 from ..values import part_of, sizeof
 
-#: What an expression of NumPy's has at once beside its value, at most, as a rule.
+#: Arrays of the value's size that a NumPy expression usually holds beside its value, at most.
 ARRAYS = 2
-#: Bytes of memory in all from which that counts: beside less, a process is large by itself.
-LOOKED_AT = 2**26
-#: Where memory is short, it is looked at what tasks take that read and make this part of it, at
-#: least ...
+#: Working memory is estimated and measured only where all devices together have at least so many
+#: bytes: the interpreter itself takes about as much.
+LEAST_MEASURED = 2**26
+#: Where memory is short, the working memory of a step is measured if it reads and makes at least
+#: this part of the memory.
 NOTABLE = 1 / 256
-#: ... and at so many of each kind, for what other threads take is counted with it.
-LOOKS = 3
+#: Measured steps of each kind: several, since the bytes that other threads take are counted, too.
+SAMPLES = 3
 #: A worker with more to do reports at least this often, in seconds.
 REPORT_EVERY = 0.0005
 #: Seconds of a step from which on threads with nothing to do take over what waits for others: cores
@@ -61,7 +62,7 @@ def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
     """`devices` threads that share the host's memory; a limit is per device, in bytes."""
     if memory_limit is None:
         memory_limit = int(0.9 * available_memory()) // devices
-    arrays = ARRAYS if devices * memory_limit >= LOOKED_AT else 0
+    arrays = ARRAYS if devices * memory_limit >= LEAST_MEASURED else 0
     return Machine.uniform(
         devices, memory=memory_limit, bandwidth=5e9, flops=40e9, shared=True, arrays=arrays
     )
@@ -90,7 +91,7 @@ class CpuHardware:
         self.names = tuple(f"host thread {d}" for d in range(devices))
         self.machine = cpu_machine(devices, memory_limit)
         self.store = SpillStore(spill_directory, compression=spill_compression)
-        self.slack = MemoryTrimmer(self.machine.limit(0))
+        self.trimmer = MemoryTrimmer(self.machine.limit(0))
         self._teams: dict[int, Teams] = {}
         self._lock = new_lock()
 
@@ -147,7 +148,7 @@ class CpuHardware:
             yield Lease(
                 machine,
                 lambda plan, g, told, _: CpuDevices(
-                    plan, borrowed, g, self.store, told, self.slack
+                    plan, borrowed, g, self.store, told, self.trimmer
                 ),
                 borrowed.threads,
             )
@@ -158,17 +159,17 @@ class CpuHardware:
         with teams.lease() as team:
             yield Lease(
                 self._share(n),
-                lambda plan, g, told, _: CpuDevices(plan, team, g, self.store, told, self.slack),
+                lambda plan, g, told, _: CpuDevices(plan, team, g, self.store, told, self.trimmer),
             )
 
     def _share(self, devices: int) -> Machine:
-        """The same memory, in as many parts as a call has asked for."""
+        """The host's memory, divided among this many devices."""
         if devices == len(self.machine.devices):
             return self.machine
         return cpu_machine(devices, sum(self.machine.memory) // devices)
 
     def when_short(self, shed: Callable[[], object]) -> None:
-        self.slack.shed = shed
+        self.trimmer.shed = shed
 
     def when_compiled(self, note: Callable[..., None]) -> None:
         """Nothing: kernels for CPUs are compiled once for all schedulers of the process."""
@@ -195,10 +196,10 @@ class CpuDevices:
         assembly: ResultAssembly | None = None,
         store: SpillStore | None = None,
         told: StepListener = StepListener.DONE,
-        slack: MemoryTrimmer | None = None,
+        trimmer: MemoryTrimmer | None = None,
         size: Callable[[Any], int] = sizeof,
     ):
-        self.plan, self.team, self.size, self.slack = plan, team, size, slack
+        self.plan, self.team, self.size, self.trimmer = plan, team, size, trimmer
         self.exact = told is StepListener.EACH  # somebody may want to see, and keep, each value
         self.assembly = assembly
         self.files = RunFiles(store or SpillStore())  # of values on the disk
@@ -215,12 +216,14 @@ class CpuDevices:
                 value = step.task({})
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
-        tells = plan.machine.arrays and plan.may_be_short
-        self.short = slack if tells else None  # it is looked at what tasks take
-        #: Bytes that may be made, where sizes are not known, before that is looked at all the same.
-        self.left = inf
+        is_short = plan.machine.arrays and plan.may_be_short
+        #: Measures the working memory of steps; None while memory is not short.
+        self.meter = trimmer if is_short else None
+        #: Bytes of values that may still be made before steps are measured in any case. It is
+        #: finite where sizes are not known.
+        self.unmeasured = inf
         if plan.machine.arrays and not plan.tried:
-            self.left = SHORT * plan.machine.limit(0)
+            self.unmeasured = SHORT * plan.machine.limit(0)
         self.stopped = False
         self.timed = False  # whether events say when steps ran
         #: Steps that were sent to a thread and that none has begun: whoever takes one out runs it.
@@ -276,8 +279,8 @@ class CpuDevices:
         self.held[step] -= 1
         if self.held[step] <= (step in self.written):
             self.values[step] = None
-            if self.slack is not None:
-                self.slack.let_go(self.nbytes[step])
+            if self.trimmer is not None:
+                self.trimmer.let_go(self.nbytes[step])
 
     def wait(self) -> list[Event]:
         behind: list[int] = []  # steps for which their own threads have no time yet
@@ -409,16 +412,20 @@ class CpuDevices:
         return LAUNCHED in [self._stage[j] for j in self.plan.steps[i].inputs]
 
     def _may_be_taken(self, i: int) -> bool:
-        """Whether another thread than its own may run a step. Where something was refused that is
-        for its own to run again, in order, but for what reads that, which is refused as well."""
+        """Whether a thread may run a step that was launched on another one.
+
+        A step that was refused memory runs again on its own thread, in order. Until then other
+        threads take no step of that thread, except steps that read a refused value: these are
+        refused as well.
+        """
         step = self.plan.steps[i]
         if self._has_pending_input(i):
             return False
         return not self.refused[step.place] or REFUSED in [self._stage[j] for j in step.inputs]
 
     def _run_one(self, i: int) -> tuple[Event, ...]:
-        """Run a step: what became of it."""
-        step, short, begin = self.plan.steps[i], self.short, perf_counter()
+        """Run a step, and return the events to report."""
+        step, meter, begin = self.plan.steps[i], self.meter, perf_counter()
         refused = self.refused[step.place]
         if refused and not refused.isdisjoint(step.inputs):
             refused.add(i)
@@ -426,7 +433,7 @@ class CpuDevices:
             return (NoRoom(i, step.place, 0),)
         try:
             value, extra = (
-                (self._compute_value(i), None) if short is None else self._looked_at(i, short)
+                (self._compute_value(i), None) if meter is None else self._measure_step(i, meter)
             )
             nbytes = self.size(value)
         except MemoryError as error:
@@ -446,10 +453,10 @@ class CpuDevices:
             if long:
                 self._helped = True  # before anybody helps
             self._long = long
-        if self.short is None and self.left < inf:
-            self.left -= nbytes
-            if self.left < 0:
-                self.short = self.slack
+        if self.meter is None and self.unmeasured < inf:
+            self.unmeasured -= nbytes
+            if self.unmeasured < 0:
+                self.meter = self.trimmer
         span = (int(begin * 1e9), perf_counter_ns()) if self.timed else None
         return Issued(i, nbytes, extra, span), Done(i)
 
@@ -461,18 +468,18 @@ class CpuDevices:
             return step.task(values, room)
         return _copy_if_strided(step.task(values)) if step.aside else step.task(values)
 
-    def _looked_at(self, i: int, slack: MemoryTrimmer) -> tuple[Any, int | None]:
-        """A step's value, and the bytes that it took beside it; None where unknown."""
+    def _measure_step(self, i: int, trimmer: MemoryTrimmer) -> tuple[Any, int | None]:
+        """Compute a step; return its value and working memory in bytes, None if unknown."""
         step, machine = self.plan.steps[i], self.plan.machine
         reads = [self.nbytes[j] or self.plan.steps[j].nbytes for j in step.inputs]
         if step.aside or step.nbytes + sum(reads) < NOTABLE * machine.limit(0):
-            slack.take(step.nbytes)
+            trimmer.take(step.nbytes)
             return self._compute_value(i), 0
-        seen = slack.grown.setdefault((key_split(step.key), step.nbytes), [])
-        slack.take(step.nbytes + max(seen, default=0))
-        if len(seen) >= LOOKS:
+        seen = trimmer.grown.setdefault((key_split(step.key), step.nbytes), [])
+        trimmer.take(step.nbytes + max(seen, default=0))
+        if len(seen) >= SAMPLES:
             return self._compute_value(i), max(seen)
-        value, grown, exact = slack.look(lambda: self._compute_value(i))
+        value, grown, exact = trimmer.measure_growth(lambda: self._compute_value(i))
         if grown is not None:
             grown = max(0, grown // self.team.at_work - self.size(value))
             if exact or grown <= machine.arrays * max(step.nbytes, *reads, 0):
@@ -480,7 +487,7 @@ class CpuDevices:
         return value, max(seen, default=None)
 
     def _room(self, i: int, task: KernelTask) -> Any:
-        """The part of a result that a task may write itself."""
+        """The part of a result into which a task writes its value; None for no such part."""
         if self.assembly is None or i not in self.assembly.slots:
             return None
         if self.exact or not self._only_delivered(i):
@@ -530,8 +537,8 @@ class CpuDevices:
             return
         try:
             s = self.plan.steps[step]
-            if self.short is not None:
-                self.short.take(s.nbytes)
+            if self.meter is not None:
+                self.meter.take(s.nbytes)
             value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
             self.values[step] = value
             if step in self.chunks:
@@ -545,19 +552,21 @@ class CpuDevices:
             self._events.put([Copied(step, DISK, dst)])
 
     def _only_delivered(self, step: int) -> bool:
-        """Whether nobody wants a value itself, once the result has it."""
+        """Whether a value is needed only as a part of the result."""
         return not self.plan.readers[step] and step not in self.plan.direct
 
 
 def _copy_if_strided(value: Any) -> Any:
-    """A block of a memory map as programs expect blocks; as it is, where it is so in the file."""
+    """Copy a strided block of a memory map to contiguous memory; return others unchanged."""
     if isinstance(value, np.memmap) and not value.flags.c_contiguous:
         return np.ascontiguousarray(value)
     return value
 
 
 def _asked_for(error: MemoryError, least: int) -> int:
-    """Bytes that could not be had, where NumPy tells; at least 1, for that says whose fault it was.
+    """The bytes of a refused allocation, if NumPy names them; otherwise `least`, and at least 1.
+
+    `State` reads 0 bytes as a refusal because of other steps.
 
     >>> _asked_for(MemoryError(), 0)
     1

@@ -1,8 +1,9 @@
 """Memory of this process, and how unused memory goes back to the system.
 
-`malloc` keeps what is let go of for the next who asks, in an arena for each few threads, and one
-thread has no use for what another's keeps: a process may take twice what its values do. What only
-passes through is little at a time. Knows no value and no plan.
+`malloc` keeps freed memory in arenas, one for each few threads. A thread cannot use what the arena
+of another one keeps, so a process may take twice the bytes of its values. `MemoryTrimmer` gives
+such memory back. `SpillPassage` limits the bytes on their way to and from files. Knows no value and
+no plan.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from ..forks import new_rlock
 
 T = TypeVar("T")
 
-#: How often it is asked what the process takes: behind this part of the limit that came or went.
+#: The process's memory is read each time that values of this part of the limit were made or freed,
 PACE = 1 / 64
-#: ... and behind so many bytes at least.
+#: ... and of at least this many bytes.
 LEAST = 2**20
-#: Seconds after which one that waits for room looks whether anybody wants it to go on.
+#: Seconds at most between calls of `meanwhile` while a value waits in `PassageLane.room`.
 PATIENCE = 0.1
 TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD of malloc.h
 
@@ -40,7 +41,7 @@ def resident_bytes() -> int:
 
 
 def most_resident() -> int:
-    """The most that it has had so far; 0 where the system does not say.
+    """The most memory that this process has had, in bytes; 0 where the system does not say.
 
     >>> most_resident() == 0 or most_resident() >= resident_bytes() // 2
     True
@@ -76,14 +77,14 @@ class MemoryTrimmer:
     given back does not cause another attempt; growth since the last one does.
 
     >>> taken = iter([100, 150, 205, 190, 206, 206, 206, 207, 206])
-    >>> slack = MemoryTrimmer(100, lambda: next(taken), lambda: print("given back"), least=1)
-    >>> slack.let_go(1)  # 150 are within 200
-    >>> slack.let_go(2)  # 205 are not
+    >>> trimmer = MemoryTrimmer(100, lambda: next(taken), lambda: print("given back"), least=1)
+    >>> trimmer.let_go(1)  # 150 are within 200
+    >>> trimmer.let_go(2)  # 205 are not
     given back
-    >>> slack.let_go(1)  # 206 are not, and they are needed
+    >>> trimmer.let_go(1)  # 206 are not, and they are needed
     given back
-    >>> slack.let_go(1)
-    >>> slack.take(1)  # it would be 207
+    >>> trimmer.let_go(1)
+    >>> trimmer.take(1)  # it would be 207
     given back
     """
 
@@ -105,13 +106,13 @@ class MemoryTrimmer:
 
     def let_go(self, nbytes: int) -> None:
         """Note that so many more bytes of values are no longer used."""
-        self._look(nbytes, 0)
+        self._count(nbytes, 0)
 
     def take(self, nbytes: int) -> None:
         """Note that so many bytes are about to be allocated: caches may be freed for them."""
-        self._look(nbytes, nbytes)
+        self._count(nbytes, nbytes)
 
-    def _look(self, nbytes: int, more: int) -> None:
+    def _count(self, nbytes: int, more: int) -> None:
         self.turned += nbytes
         if self.turned < self.pace:
             return
@@ -124,14 +125,14 @@ class MemoryTrimmer:
         # or it would follow what grows slowly
         self.full = max(self.limit, min(self.full, taken + self.pace))
 
-    def look(self, call: Callable[[], T]) -> tuple[T, int | None, bool]:
+    def measure_growth(self, call: Callable[[], T]) -> tuple[T, int | None, bool]:
         """Call a function, and measure by how many bytes the process grew meanwhile.
 
         Returns the value, the bytes, and whether the process became larger than ever before. Only
-        then the bytes are exact; else they are an upper bound. They are None where the system does
-        not tell.
+        then the bytes are exact; otherwise they are an upper bound. They are None where the system
+        does not tell.
         """
-        self.give_back()  # or the call would use what is free
+        self.give_back()  # otherwise the call would use memory that malloc keeps
         before, most = self.taken(), self.most()
         value = call()
         now = self.most()
@@ -139,11 +140,11 @@ class MemoryTrimmer:
 
 
 class SpillPassage:
-    """Bytes of the host's memory through which values go on their way to files and from there.
+    """Limits the host memory that values take on their way to files and back, in bytes.
 
-    Each run has a `PassageLane` there and one back. On each one value may pass whatever the
-    limit is, so that none waits for what is behind it; more may as long
-    as all that passes is within the limit.
+    Each run has two `PassageLane`s, one in each direction. One value may always pass in each lane,
+    however large it is, so that no value waits for one behind it. More values may pass while all of
+    them together are within the limit.
     """
 
     def __init__(self, limit: int):
@@ -156,12 +157,12 @@ class SpillPassage:
 class PassageLane:
     """What one run has in a passage in one direction.
 
-    >>> way = PassageLane(SpillPassage(100))
-    >>> first, second = way.room(200), way.room(0)
-    >>> way.passage.used
+    >>> lane = PassageLane(SpillPassage(100))
+    >>> first, second = lane.room(200), lane.room(0)
+    >>> lane.passage.used
     200
     >>> del first
-    >>> way.passage.used
+    >>> lane.passage.used
     0
     """
 
@@ -170,8 +171,10 @@ class PassageLane:
         self.held = 0
 
     def room(self, nbytes: int, meanwhile: Callable[[], object] = lambda: None) -> PassageRoom:
-        """Room for a value, as long as it is held on to. Waits for it; `meanwhile` is called now
-        and then, and may raise."""
+        """Wait for room for a value; the room is taken as long as the result is referenced.
+
+        `meanwhile` is called at least every `PATIENCE` seconds while this waits. It may raise.
+        """
         passage = self.passage
         with passage.changed:
             while nbytes and self.held and passage.used + nbytes > passage.limit:
@@ -184,15 +187,15 @@ class PassageLane:
 
 
 class PassageRoom:
-    """Bytes of a way, which are free when nobody holds this."""
+    """Bytes of a lane, which are given back when this object is garbage-collected."""
 
-    def __init__(self, way: PassageLane, nbytes: int):
-        self.way, self.nbytes = way, nbytes
+    def __init__(self, lane: PassageLane, nbytes: int):
+        self.lane, self.nbytes = lane, nbytes
 
     def __del__(self) -> None:
-        passage = self.way.passage
+        passage = self.lane.passage
         with passage.changed:
-            self.way.held -= self.nbytes
+            self.lane.held -= self.nbytes
             passage.used -= self.nbytes
             passage.changed.notify_all()
 

@@ -271,18 +271,18 @@ def watching() -> Iterator[Seen]:
         seen.given_back += 1
         back()
 
-    slacks = [o for o in gc.get_objects() if type(o) is host_memory.MemoryTrimmer]
+    trimmers = [o for o in gc.get_objects() if type(o) is host_memory.MemoryTrimmer]
     try:
         cpu.CpuDevices._compute_value = seen.watched(made)  # type: ignore[method-assign]
         dask.local.execute_task = seen.watched(executed)
-        for slack in slacks:
-            slack.give_back = counted
+        for trimmer in trimmers:
+            trimmer.give_back = counted
         yield seen
     finally:
         cpu.CpuDevices._compute_value = made  # type: ignore[method-assign]
         dask.local.execute_task = executed
-        for slack in slacks:
-            slack.give_back = back
+        for trimmer in trimmers:
+            trimmer.give_back = back
 
 
 def told(name: str, wall: float, seen: Seen, used: Any, begin: float) -> None:

@@ -636,11 +636,11 @@ def test_plans_go_where_the_process_takes_more_than_it_may(scheduler, planned, m
     monkeypatch.setattr(cache, "LEAST", 0)
     x = da.ones(8, chunks=1) + 1
     x.compute()
-    slack = scheduler.hardware.slack
-    slack.let_go(slack.pace)
+    trimmer = scheduler.hardware.trimmer
+    trimmer.let_go(trimmer.pace)
     assert len(scheduler._plans) == 1
-    slack.limit = slack.full = 0
-    slack.let_go(slack.pace)
+    trimmer.limit = trimmer.full = 0
+    trimmer.let_go(trimmer.pace)
     assert scheduler._plans.nbytes == 0
     assert x.compute().tolist() == [2] * 8
     assert len(planned) == 2

@@ -125,22 +125,22 @@ def test_only_the_latest_are_kept(scheduler, monkeypatch):
 
 
 def test_what_a_run_has_seen_is_foreseen_by_another_scheduler(monkeypatch):
-    """Where memory is short, CPU devices look at what tasks take; here they see what we want."""
-    looked = []
+    """Where memory is short, CPU devices measure working memory; here they find what we want."""
+    measured = []
 
-    def at(self, i, short):
-        looked.append(i)
+    def measure(self, i, trimmer):
+        measured.append(i)
         return self._compute_value(i), 3_000_000
 
-    monkeypatch.setattr(cpu.CpuDevices, "_looked_at", at)
-    monkeypatch.setattr(cpu, "LOOKED_AT", 0)  # however little memory there is
+    monkeypatch.setattr(cpu.CpuDevices, "_measure_step", measure)
+    monkeypatch.setattr(cpu, "LEAST_MEASURED", 0)  # however little memory there is
     for n in range(2):
         with gpuscheduler.Scheduler("cpu:1", memory_limit="7 MB") as s:
             y = made_of(table(n))
             plan = s.plan(y)
             assert set(plan.task_memory_by_kind.values()) == ({3_000_000} if n else set())
             np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"))
-    assert looked
+    assert measured
 
 
 PROGRAM = """

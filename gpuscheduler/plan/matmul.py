@@ -1,11 +1,11 @@
 """Sums of products of matrices as one task, added up by cuBLAS in place.
 
-Those that are added up are one task, which has cuBLAS add each to the same matrix, or several, each
-of which goes on from what the one before has. That is in place of a task for each product and one
-for their sum. No product is stored, and what the host has to decide is so much less.
+Dask has a task for each product of a sum, and one task that adds the products up. Here one task has
+cuBLAS add each product to the same matrix. Long sums are several such tasks, each of which adds to
+the matrix of the one before. No product is stored, and there are fewer tasks to schedule.
 
-Adding up comes after placement: only products that one device makes are added up there. Which tasks
-multiply matrices is known from tracing them (`fuse`).
+The pass runs after placement: it adds up only products that one device makes. Tracing (`fuse`) has
+found the tasks that multiply matrices.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ MOST = 16
 class MatmulSumTask(OwnTask):
     """A task whose value is a sum of products of matrices, as an array of `shape`.
 
-    `before` names the sum that it adds to. `ended` is the task of Dask's that it stands for, which
-    adds the terms up where blocks are not as planned. `precision` is "strict", or "tf32" for
-    products with 11 significant bits of each element of single precision.
+    `before` names the sum that it adds to. `fallback` is a name and the task of Dask's that reads
+    the products: where blocks are not as planned, that task runs and gets the sum under the name.
+    `precision` is "strict", or "tf32" for products with 11 significant bits of each element of
+    single precision.
     """
 
-    __slots__ = ("before", "dtype", "ended", "key", "originals", "pairs", "precision", "shape")
+    __slots__ = ("before", "dtype", "fallback", "key", "originals", "pairs", "precision", "shape")
     launches_only = True
     runs_on_host = False  # it runs its originals where it cannot multiply
 
@@ -70,40 +71,41 @@ class MatmulSumTask(OwnTask):
         pairs: Sequence[tuple[MatrixInput, MatrixInput]],
         originals: Sequence[Callable[[Values], Any]],
         before: Key | None = None,
-        ended: tuple[Key, Callable[[Values], Any]] | None = None,
+        fallback: tuple[Key, Callable[[Values], Any]] | None = None,
         precision: str = "strict",
     ):
         self.key, self.shape, self.dtype, self.precision = key, shape, dtype, precision
-        self.before, self.ended = before, ended
-        self.pairs, self.originals = tuple(pairs), tuple(originals)  # the tasks that it replaces
+        self.before, self.fallback = before, fallback
+        self.pairs, self.originals = tuple(pairs), tuple(originals)  # tasks of the single products
 
     def __call__(self, values: Values) -> Any:
         return self.multiply(values)
 
     def multiply(self, values: Values, handle: int | None = None) -> Any:
-        """The value, by a handle of cuBLAS's for the current device; else the thread's own."""
+        """Compute the value, by this cuBLAS handle or the thread's own for the current device."""
         pairs = [tuple([_matrix(values[m.name], m, self.dtype) for m in p]) for p in self.pairs]
         before = None if self.before is None else values[self.before]
-        if not all(_can_multiply(a, b, self.dtype) for a, b in pairs) or not self._goes_on(before):
+        can_multiply = all(_can_multiply(a, b, self.dtype) for a, b in pairs)
+        if not can_multiply or not self._can_continue(before):
             total = reduce(np.add, [task(values) for task in self.originals])
             if before is not None:
                 total = _reshape_array(total.shape, before) + total
-            if self.ended is not None:
-                name, task = self.ended
+            if self.fallback is not None:
+                name, task = self.fallback
                 return task({**values, name: total})
             return _reshape_array(self.shape, total)
         tf32 = self.precision == "tf32" and self.dtype.char in "fF"
-        return _added_up(pairs, self.dtype, handle, before, tf32).reshape(self.shape)
+        return _multiply_and_add(pairs, self.dtype, handle, before, tf32).reshape(self.shape)
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        return *self.originals, *(() if self.ended is None else self.ended[1:])
+        return *self.originals, *(() if self.fallback is None else self.fallback[1:])
 
     def with_parts(self, *parts: Any) -> MatmulSumTask:
         originals, last = parts[: len(self.originals)], parts[len(self.originals) :]
-        ended = None if self.ended is None else (self.ended[0], *last)
+        fallback = None if self.fallback is None else (self.fallback[0], *last)
         return MatmulSumTask(
-            self.key, self.shape, self.dtype, self.pairs, originals, self.before, ended,
+            self.key, self.shape, self.dtype, self.pairs, originals, self.before, fallback,
             self.precision,
         )  # fmt: skip
 
@@ -126,8 +128,8 @@ class MatmulSumTask(OwnTask):
         n = len(self.pairs)
         return TaskDescription("matrix product" if n == 1 else f"sum of {n} matrix products")
 
-    def _goes_on(self, before: Any) -> bool:
-        """Whether products can be added to what was added up before, if anything was."""
+    def _can_continue(self, before: Any) -> bool:
+        """Whether products can be added to the sum `before`, or there is none."""
         if before is None:
             return True
         known = type(before).__module__.partition(".")[0] == "cupy" and before.dtype == self.dtype
@@ -138,12 +140,12 @@ class MatmulSumTask(OwnTask):
 
 
 def _reshape_array(shape: tuple[int, ...], array: Any) -> Any:
-    """An array in a shape, if it is one of as many elements."""
+    """Reshape an array that has as many elements; return any other as it is."""
     return array.reshape(shape) if array.size == math.prod(shape) else array
 
 
 def _matrix(array: Any, foreseen: MatrixInput, dtype: np.dtype[Any]) -> Any:
-    """An array of CuPy's as a matrix; None of any other, and of what is not as foreseen."""
+    """Return a CuPy array as a matrix; None for other arrays, shapes and dtypes than foreseen."""
     if type(array).__module__.partition(".")[0] != "cupy":
         return None
     if array.dtype != dtype and array.dtype.char not in INTEGERS:
@@ -155,21 +157,23 @@ def _matrix(array: Any, foreseen: MatrixInput, dtype: np.dtype[Any]) -> Any:
 
 
 def _can_multiply(left: Any, right: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether two matrices have a product here: both of one dtype, or small integers and few."""
+    """Whether this module multiplies two matrices: both of `dtype`, or `is_skinny`."""
     if left is None or right is None:
         return False
     return left.dtype == right.dtype == dtype or is_skinny(left, right)
 
 
-def _added_up(
+def _multiply_and_add(
     pairs: Sequence[Sequence[Any]],
     dtype: np.dtype[Any],
     handle: int | None = None,
     before: Any = None,
     tf32: bool = False,
 ) -> Any:
-    """The sum of products of CuPy's matrices, and what was added up before, on the current device
-    and stream."""
+    """Return the sum of products of CuPy matrices, and of the sum `before` if there is one.
+
+    Computes on the current device and stream.
+    """
     import cupy
     from cupy.cuda import cublas
 
@@ -178,7 +182,7 @@ def _added_up(
         return _add_skinny(total, pairs, before)
     if before is not None:  # which may be on its way to the host
         total[...] = before.reshape(total.shape)
-    if not _as_ever(dtype):
+    if not _uses_default_precision(dtype):
         for n, (a, b) in enumerate(pairs):
             if n or before is not None:
                 total += a @ b
@@ -193,7 +197,7 @@ def _added_up(
     one, scale = np.ones((), dtype), np.asarray(before is not None, dtype)
     rows, columns = total.shape
     for a, b in pairs:
-        (a, turned_a, pitch_a), (b, turned_b, pitch_b) = _as_stored(a), _as_stored(b)
+        (a, turned_a, pitch_a), (b, turned_b, pitch_b) = _as_operand(a), _as_operand(b)
         # cuBLAS counts along columns first: these are b.T @ a.T, and make total.T
         multiply(
             handle, turned_b, turned_a, columns, rows, a.shape[1], one.ctypes.data, b.data.ptr,
@@ -206,7 +210,7 @@ def _added_up(
 
 
 def _add_skinny(total: Any, pairs: Sequence[Sequence[Any]], before: Any) -> Any:
-    """The sum of products of which some have small integers, in double precision; in `total`."""
+    """Write into `total` a sum of products, some of small integers, in double precision."""
     parts = [multiply_skinny(a, b) if a.dtype != b.dtype else a @ b for a, b in pairs]
     if before is not None:
         parts.insert(0, before.reshape(total.shape))
@@ -214,10 +218,11 @@ def _add_skinny(total: Any, pairs: Sequence[Sequence[Any]], before: Any) -> Any:
     return total
 
 
-def _as_stored(matrix: Any) -> tuple[Any, int, int]:
-    """Return a matrix whose rows or columns are without gaps, as cuBLAS wants it.
+def _as_operand(matrix: Any) -> tuple[Any, int, int]:
+    """Return a matrix as an operand of cuBLAS: the matrix, whether it is turned, its pitch.
 
-    Returns also whether these are its columns, and the elements from one to the next.
+    Its rows have no gaps, or its columns if it is turned. The pitch is the number of elements from
+    one row, or column, to the next. Other matrices are copied.
     """
     (rows, columns), (down, along), size = matrix.shape, matrix.strides, matrix.itemsize
     for turned, (length, step, pitch) in enumerate(
@@ -230,13 +235,13 @@ def _as_stored(matrix: Any) -> tuple[Any, int, int]:
     return cupy.ascontiguousarray(matrix), 0, columns
 
 
-def _as_ever(dtype: np.dtype[Any]) -> bool:
-    """Whether nobody has told CuPy to multiply in another precision than the type's own."""
+def _uses_default_precision(dtype: np.dtype[Any]) -> bool:
+    """Whether CuPy is set to multiply in the precision of the dtype itself."""
     return compute_type(dtype) in (None, *DEFAULT)
 
 
 class OptionalTermsTask(OwnTask):
-    """A task that finds a sum where it knew one of its terms, and zeros for the others."""
+    """A task that reads a sum in place of its first term, and zeros for the other terms."""
 
     __slots__ = ("gone", "key", "task")
 
@@ -263,8 +268,10 @@ class OptionalTermsTask(OwnTask):
 
 
 def recognise_matmul(graph: Graph, precision: str = "strict") -> None:
-    """Have each product of two matrices made by a task that does nothing but launch. Changes the
-    graph."""
+    """Replace each product of two matrices by a `MatmulSumTask`. Changes the graph.
+
+    Such a task only launches kernels (`launches_only`).
+    """
     for key, node in graph.nodes.items():
         if node.product is not None and node.block is not None and not node.picks:
             left, right, dtype = node.product
@@ -275,33 +282,33 @@ def recognise_matmul(graph: Graph, precision: str = "strict") -> None:
 
 
 def accumulate_matmul(graph: Graph, plan: Plan) -> bool:
-    """Put products that one device makes and adds up into one task.
+    """Replace products that one device adds up by one task; return whether any were.
 
-    Every task is pinned to where the plan has it. Whether there were any; changes the graph.
+    Changes the graph, and pins every task to its device in the plan.
     """
     if not graph.products:
         return False
     places = {s.key: s.place for s in plan.steps}
-    adder = _ProductCollector(graph, places, min(plan.machine.memory))
+    collector = _SumCollector(graph, places, min(plan.machine.memory))
     for key, node in graph.nodes.items():
         if isinstance(node.task, KernelTask) and not node.picks:
-            adder.look_at(key, node.task)
-    if not adder.new:
+            collector.visit(key, node.task)
+    if not collector.new:
         return False
-    adder.put_in()
+    collector.apply()
     graph.pin(places)
     return True
 
 
-class _AccumulationPass(NamedTuple):
-    """What becomes of a program that adds up products."""
+class _ProgramWithSums(NamedTuple):
+    """A program that reads sums of products in place of the products."""
 
-    groups: list[list[int]]  # which of its arrays are added up before
-    program: Program  # ... and read in place of the first of each group
-    whole: bool  # whether that only gives what it reads, or the beginning of it
+    groups: list[list[int]]  # numbers of the arrays that are added up, for each sum
+    program: Program  # reads each sum in place of the first array of its group
+    whole: bool  # whether the program only returns the sum, or its beginning
 
 
-class _ProductCollector:
+class _SumCollector:
     def __init__(self, graph: Graph, places: Mapping[Key, int], memory: int):
         self.graph, self.places = graph, places
         self.memory, self.room = memory, memory // SHARE
@@ -313,10 +320,10 @@ class _ProductCollector:
         #: Why a sum is no kernel, and how many operations it does.
         self.facts: dict[Key, dict[str, Any]] = {}
         self.sums: dict[Key, list[Key]] = {}  # those that add up these products
-        self.known: dict[Any, tuple[Program, _AccumulationPass | None]] = {}
+        self.known: dict[Any, tuple[Program, _ProgramWithSums | None]] = {}
 
-    def look_at(self, key: Key, task: KernelTask) -> None:
-        """Let a program read sums of products where it has added them up itself."""
+    def visit(self, key: Key, task: KernelTask) -> None:
+        """Have a program read a sum of products that it would add up itself."""
         nodes, node = self.graph.nodes, self.graph.nodes[key]
         targets = dict(zip(node.names, node.needs, strict=True))
         numbers = _number_single_inputs(task)
@@ -341,17 +348,17 @@ class _ProductCollector:
             shape = task.program.result.shape
             if math.prod(shape) == math.prod(nodes[groups[0][0]].block.shape):
                 first, *more = [name[n] for n in change.groups[0]]
-                ended = first, OptionalTermsTask(task.original, dict.fromkeys(more, first))
-                self._put(key, shape, groups[0], most, ended)
+                fallback = first, OptionalTermsTask(task.original, dict.fromkeys(more, first))
+                self._add_sums(key, shape, groups[0], most, fallback)
                 return
         for keys in groups:
-            self._put(keys[0], nodes[keys[0]].block.shape, keys, most)
+            self._add_sums(keys[0], nodes[keys[0]].block.shape, keys, most)
         gone = {name[n]: name[group[0]] for group in change.groups for n in group[1:]}
         left = {k: d for k, d in targets.items() if k not in gone}
         self.new[key] = _drop_inputs(task, change.program, gone), left
 
     def _is_term(self, key: Key) -> bool:
-        """Whether a product is read by one task only, and wanted by nobody."""
+        """Whether a key is a product that only one task reads, and no result."""
         node = self.graph.nodes.get(key)
         if node is None or node.product is None or node.block is None or node.picks:
             return False
@@ -366,16 +373,18 @@ class _ProductCollector:
         left, right, dtype = self.graph.nodes[key].product
         return int((math.prod(left.shape) + math.prod(right.shape)) * dtype.itemsize)
 
-    def _put(
+    def _add_sums(
         self,
         key: Key,
         shape: tuple[int, ...],
         members: list[Key],
         most: int,
-        ended: tuple[Key, Callable[[Values], Any]] | None = None,
+        fallback: tuple[Key, Callable[[Values], Any]] | None = None,
     ) -> None:
-        """Put tasks that add up products into the graph, of which the last is `key`. Each adds to
-        what the one before has: it takes its turn, and the memory that the next one gives back."""
+        """Make the tasks of one sum, each for at most `most` products; the last one is `key`.
+
+        Each task adds to the sum of the one before.
+        """
         nodes = self.graph.nodes
         count = -(-len(members) // most)
         ends = [k * len(members) // count for k in range(count + 1)]
@@ -386,7 +395,7 @@ class _ProductCollector:
             products = [node.product for node in some]
             task = MatmulSumTask(
                 name, shape, products[0].dtype, [(p.left, p.right) for p in products],
-                [node.task for node in some], before, ended if end == len(members) else None,
+                [node.task for node in some], before, fallback if end == len(members) else None,
                 getattr(some[0].task, "precision", "strict"),
             )  # fmt: skip
             read = {n: d for m in some for n, d in zip(m.names, m.needs, strict=True)}
@@ -398,8 +407,8 @@ class _ProductCollector:
             self.sums[name] = members[:end]
             before = name
 
-    def put_in(self) -> None:
-        """Put the new tasks where those were that they replace; a sum where its last term was."""
+    def apply(self) -> None:
+        """Put the new tasks into the graph, each sum in the place of its last term."""
         graph = self.graph
         order = {k: n for n, k in enumerate(graph.nodes)}
         gone = {k for members in self.sums.values() for k in members}
@@ -430,7 +439,7 @@ def _number_single_inputs(task: KernelTask) -> dict[Key, int]:
     return out
 
 
-def _replace_products(program: Program, where: Mapping[int, Any]) -> _AccumulationPass | None:
+def _replace_products(program: Program, where: Mapping[int, Any]) -> _ProgramWithSums | None:
     """Return the program with sums of products in place of the products.
 
     Products are replaced that are on one device and have one shape, as `where` says. None where it
@@ -464,15 +473,15 @@ def _replace_products(program: Program, where: Mapping[int, Any]) -> _Accumulati
         lambda v: replace(v, array=renumber(v.array)) if isinstance(v, Out) else v, program.result
     )
     changed = tuple([renumber_arrays(k, renumber) for k in kernels])
-    return _AccumulationPass(
-        every, Program(len(left), changed, result), _only_shows(changed, result)
+    return _ProgramWithSums(
+        every, Program(len(left), changed, result), _returns_input(changed, result)
     )
 
 
 def _sums(kernel: Kernel, terms: Container[int]) -> Iterator[tuple[Expr, list[Expr]]]:
-    """Return the arrays that a kernel only adds up, in the order in which it adds them.
+    """Yield each sum in a kernel, and the arrays that it adds up, in the order of the additions.
 
-    Each is as large as the sum.
+    Each array is as large as the sum, and nothing else reads it.
     """
     every = nodes(kernel.roots)
     uses = Counter([id(a) for n in every for a in n.args] + [id(r) for r in kernel.roots])
@@ -494,7 +503,7 @@ def _sums(kernel: Kernel, terms: Container[int]) -> Iterator[tuple[Expr, list[Ex
 
 
 def _group_terms(terms: Sequence[int], where: Mapping[int, Any]) -> list[list[int]]:
-    """Terms that belong together.
+    """Group terms by what `where` says of them: their device and shape.
 
     >>> _group_terms([3, 4, 5, 6], {3: 0, 4: 1, 5: 0, 6: 0})
     [[3, 5, 6], [4]]
@@ -505,8 +514,8 @@ def _group_terms(terms: Sequence[int], where: Mapping[int, Any]) -> list[list[in
     return list(places.values())
 
 
-def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:
-    """Whether a program's value is the one array that it reads, or the beginning of that."""
+def _returns_input(kernels: Sequence[Kernel], result: Any) -> bool:
+    """Whether a program returns the only array that it reads, or its beginning."""
     if len(kernels) != 1 or type(result) is not Out or result.scalar or kernels[0].reductions:
         return False
     shape, (root, *more) = kernels[0].shape, kernels[0].outputs
@@ -516,7 +525,7 @@ def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:
 
 
 def _drop_inputs(task: KernelTask, program: Program, gone: Mapping[Key, Key]) -> KernelTask:
-    """The task with a program that does not read some inputs: others have their sum."""
+    """Return a task without some inputs: its program reads their sum in place of another input."""
     every = zip(task.names, task.expects, strict=True)
     left = [(name, structure) for name, structure in every if name not in gone]
     return KernelTask(

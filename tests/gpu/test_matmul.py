@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler.fusion.source import MatrixInput
-from gpuscheduler.plan.matmul import MatmulSumTask, _as_ever
+from gpuscheduler.plan.matmul import MatmulSumTask, _uses_default_precision
 from gpuscheduler.runtime.threads import Team
 
 pytestmark = pytest.mark.gpu
@@ -227,11 +227,11 @@ def test_another_precision_that_was_asked_for_is_cupys_business():
     before = linalg.get_compute_type(np.dtype("f4"))
     linalg.set_compute_type(np.dtype("f4"), linalg.COMPUTE_TYPE_TF32)
     try:
-        assert not _as_ever(np.dtype("f4"))
+        assert not _uses_default_precision(np.dtype("f4"))
         rough = host(sums(values))
     finally:
         linalg.set_compute_type(np.dtype("f4"), before)
-    assert _as_ever(np.dtype("f4"))
+    assert _uses_default_precision(np.dtype("f4"))
     assert abs(host(sums(values)) - want).max() < 1e-3 < abs(rough - want).max() < 1
 
 

@@ -823,8 +823,8 @@ FUSION = {
         "last.setdefault(min(members, key=order.__getitem__), [])",
     ),
     "what was added up before is forgotten": (
-        "[node.task for node in some], before, ended",
-        "[node.task for node in some], None, ended",
+        "[node.task for node in some], before, fallback",
+        "[node.task for node in some], None, fallback",
     ),
     "nobody reads what was added up before": (
         "read[before] = before",

@@ -1,12 +1,12 @@
 """Words for layers with a task for each block, column by column.
 
-Such tasks differ in few places: indices, bounds, seeds. What stands in one place of all of them is
-a column, and is told at once. That takes a tenth of the time that it takes to tell the tasks one by
-one, and words of numbers are bytes, which are quickly hashed and compared.
+Such tasks differ in few places: indices, bounds, seeds. The values in one place of all tasks are a
+column, which gets its words at once. That takes a tenth of the time of words for one task after the
+other. Words of numbers are bytes, which are quickly hashed and compared.
 
-The words of a column begin with what it is of: a type, or the name of a form. They have the number
-of its values, or the lengths of those that are sequences. So columns with equal words are of equal
-values, in the same order.
+The words of a column begin with its type, or the name of a form. They have the number of values, or
+the lengths of values that are sequences. So columns with equal words have equal values, in the same
+order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MARSHAL, _INTEGER = 2, marshal.dumps(0, 2)[:1]
 
 
 class OneByOne(Protocol):
-    """Words for single values, and what they have in common with all others of a layer."""
+    """What `ColumnWords` needs of a layer's reader: words for single values, and its state."""
 
     lists: Lists
     plain: set[str]
@@ -80,7 +80,7 @@ class OneByOne(Protocol):
 
 
 class ColumnWords:
-    """Words for the tasks of one layer; `words` has those of whatever forms no column."""
+    """Makes words for the tasks of one layer; `words` makes those of single values."""
 
     def __init__(self, words: OneByOne):
         self.words = words
@@ -139,7 +139,7 @@ class ColumnWords:
         return "keys", who, lengths, tuple(index)
 
     def _index(self, flat: list[Any]) -> Any:
-        """Words for what stands in keys behind their names."""
+        """Words for the indices in keys, behind their names."""
         if (numbers := short_integers(flat)) is not None:
             return int, numbers
         if set(map(type, flat)) <= {int}:
@@ -238,7 +238,7 @@ class ColumnWords:
         return out
 
     def column_words(self, column: Column) -> Any:
-        """Words for values that stand in one place of many tasks, or in one list."""
+        """Words for the values in one place of many tasks, or in one list."""
         kinds = set(map(type, column))
         if len(kinds) > 1:
             return _by_type(column, self.column_words)
@@ -284,7 +284,7 @@ class ColumnWords:
 
 
 def _by_group(column: Column, facts: Sequence[Column], tell: Callable[[Column], Any]) -> Any:
-    """Words for values that form groups: those of one have all facts in common."""
+    """Words for values in groups; the values of a group have all facts in common."""
     if all(len(set(fact)) == 1 for fact in facts):
         return len(column), tell(column)
     rows = list(zip(*facts, strict=True))
@@ -302,18 +302,18 @@ def _by_type(column: Column, tell: Callable[[Column], Any]) -> Any:
 
 
 def _columns_of(rows: Column, length: int) -> list[list[Any]]:
-    """What stands in each place of tuples of one length, but the first."""
+    """Return the columns of tuples of equal length, without the first column."""
     return [list(map(itemgetter(n), rows)) for n in range(1, length)]
 
 
 def _lengths(column: Column) -> Any:
-    """Lengths of sequences, and how many these are."""
+    """Words for the lengths of sequences, and their number."""
     every = set(map(len, column))
     return (every.pop(), len(column)) if len(every) == 1 else integers(map(len, column))
 
 
 def integers(values: Iterable[int]) -> Any:
-    """Integers of Python's own type, and how many these are.
+    """Words for Python integers, and their number.
 
     >>> integers([1, 2]) == integers([1, 2, 0]), integers([2**70])
     (False, (1180591620717411303424,))
@@ -326,10 +326,10 @@ def integers(values: Iterable[int]) -> Any:
 
 
 def short_integers(column: list[Any] | tuple[Any, ...]) -> bytes | None:
-    """Bytes of integers of 32 bits of Python's own type; None where anything else is among them.
+    """Return bytes for Python integers of 32 bits; None where any other value is among them.
 
-    That is a third of the work of asking for each type first. Where every fifth byte says "an
-    integer of four bytes", each integer begins where the one before it ends.
+    This takes a third of the time of a test of each type. Where every fifth byte says "an integer
+    of four bytes", each integer begins where the one before it ends.
 
     >>> short_integers([1, 2]) == short_integers([1, 3]), short_integers([1, True])
     (False, None)
@@ -342,7 +342,7 @@ def short_integers(column: list[Any] | tuple[Any, ...]) -> bytes | None:
 
 
 def seed_words(seed: np.random.SeedSequence) -> Any:
-    """All that is told by a seed sequence: NumPy shortens what it says of long ones.
+    """Words for a seed sequence, with its whole pool: NumPy shortens the text of long ones.
 
     >>> seed_words(np.random.SeedSequence(1)) == seed_words(np.random.SeedSequence(2))
     False

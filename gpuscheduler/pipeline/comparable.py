@@ -1,4 +1,8 @@
-"""What may be compared of a graph: trust in functions, values that are data, and words."""
+"""What may be compared of a graph: trust in functions, values that are data, and words.
+
+*Words* are nested tuples of types, numbers and strings. Those of two tasks are equal only if the
+tasks do the same. `fingerprint` makes fingerprints of them.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +35,20 @@ OWN = __name__.partition(".")[0]
 TRUSTED = ("cupy", "cupyx", "dask", "flox", "numpy", "scipy", "xarray", OWN)
 #: Whose callable objects do not change once they are made: kernels and compiled functions.
 COMPILERS = ("cupy", "numba")
-#: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
-#: that do not, so that it only has to be watched; or seen by nobody but such functions. Of those
-#: that draw random numbers arrays are data, too.
+#: What is known of a list or dictionary in a task. ANYBODYS: any code may change it. WATCHED: the
+#: task's functions do not change it, but others may hold it, so its content is compared before each
+#: use. UNSHARED: only functions that do not change it ever see it. DRAWN_FROM: the same, for
+#: functions that draw random numbers, whose arrays are data, too.
 ANYBODYS, WATCHED, UNSHARED, DRAWN_FROM = range(4)
-#: One of these, or what finds it out.
+#: One of these four, or a function that returns one.
 Lists = int | Callable[[], int]
-#: Bytes of an array that is told by its values, at most.
+#: Bytes of an array whose values are a part of the words, at most.
 LARGEST = 65_536
-#: Whose objects are told by what they say, or are like nothing else.
+#: Packages whose objects are never opaque (`is_opaque`): they have words, or cannot be compared.
 FAMILIAR = frozenset({
     "_thread", "builtins", "cupy", "cupyx", "dask", "distributed", "numba", "numpy", "scipy", OWN,
 })  # fmt: skip
-#: What objects have that hold data, are written to, or change as they are read.
+#: Attributes of objects that hold data, are written to, or change as they are read.
 OF_DATA = ("__array__", "__getitem__", "__next__", "__setitem__", "shape")
 
 
@@ -54,19 +59,19 @@ _PLAIN = frozenset({
 
 
 class NotComparable(Exception):
-    """A graph says something that may mean another thing in another graph."""
+    """A part of a graph has no words: equal ones could mean different things elsewhere."""
 
 
 def is_task_data(value: Any) -> bool:
-    """Whether it is a value that tasks are handed, whatever is in it."""
+    """Whether a value is data for tasks: a persisted chunk, or an array of NumPy or CuPy."""
     kind = type(value)
     if kind is Chunk or kind is np.ndarray:
         return True
     return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
 
 
-def is_only_one(v: Any, kind: type, root: str) -> bool:
-    """Whether nobody makes another object like it: a function of a module, a module, a constant.
+def is_singleton(v: Any, kind: type, root: str) -> bool:
+    """Whether an object exists only once: a function of a module, a module, a constant.
 
     `root` is the package of its type.
     """
@@ -78,9 +83,10 @@ def is_only_one(v: Any, kind: type, root: str) -> bool:
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether it is another library's object, or a method of one, of which a plan says nothing.
+    """Whether a plan depends on the type only: another library's object, or a method of one.
 
-    So is what collections of xarray's end with, and what flox's functions are given.
+    Examples are the methods in the last tasks of xarray's collections, and arguments of flox's
+    functions.
     """
     owner = type(value.__self__) if type(value) is MethodType else type(value)
     if owner is np.vectorize or is_random_source(value):
@@ -105,10 +111,10 @@ def _sources() -> tuple[type, ...]:
     return some.SeedSequence, some.BitGenerator, some.Generator, some.RandomState
 
 
-def is_told_by_token(value: Any) -> bool:
-    """Whether Dask's token tells an object, which nobody changes once it is in a task.
+def is_identified_by_token(value: Any) -> bool:
+    """Whether Dask's token identifies an object, which nobody changes once it is in a task.
 
-    Such are small indices of pandas', and what flox says of groups and how to reduce them.
+    Examples are small indices of pandas, and flox's descriptions of groups and reductions.
     """
     root = _root(type(value).__module__)
     if root == "pandas":
@@ -119,7 +125,7 @@ def is_told_by_token(value: Any) -> bool:
 
 
 def lists_of(function: Any) -> int | None:
-    """What lists and dictionaries are that a function of Dask's gets; None for other functions."""
+    """Return what lists are to a function of Dask's, UNSHARED or DRAWN_FROM; None for others."""
     if any(function is f for f in DRAWING):
         return DRAWN_FROM
     return UNSHARED if any(function is f for f in FRESH) else None
@@ -175,7 +181,7 @@ def _root(module: Any) -> str:
 
 
 class HashedWords:
-    """Words to look up by; there may be many of them, which takes time to hash."""
+    """Words as a dictionary key: their hash is computed once, since there may be many."""
 
     __slots__ = ("hash", "words")
 
@@ -208,7 +214,7 @@ class SameObject:
 
 @dataclass(frozen=True, slots=True)
 class ArraySlot:
-    """Stands for an array or an object in a task."""
+    """The place of an array or an object in a task of a template."""
 
     number: int  # among all data
 
@@ -218,18 +224,18 @@ class ArraySlot:
 
 
 class ObjectSlot:
-    """Stands, among words, for an object in a task that says nothing of what the task does."""
+    """Stands, among words, for an opaque object (`is_opaque`)."""
 
 
 # ---- layers
 
 
-#: What is in a layer that somebody may have made of a dictionary, and may write to.
+#: The tasks of a layer that was made of a dictionary, to which its owner may write.
 Items = tuple[Any, ...] | None
 
 
 def items_of(layer: Any) -> Items:
-    """None of others, and of those that `persist` makes."""
+    """Return the tasks of a layer that its owner may write to; None for other layers."""
     if type(layer) is not MaterializedLayer:
         return None
     values = layer.mapping.values()
@@ -237,7 +243,7 @@ def items_of(layer: Any) -> Items:
 
 
 def has_items(layer: Any, items: Items) -> bool:
-    """Whether these are what is in it still."""
+    """Whether a layer still has exactly these tasks."""
     if items is None:
         return True
     return len(items) == len(layer.mapping) and not any(map(is_not, layer.mapping.values(), items))
@@ -247,14 +253,14 @@ def has_items(layer: Any, items: Items) -> bool:
 
 
 def find_value(item: Any) -> Any:
-    """The value that an item of a layer is, where it is one."""
+    """Return the value in an item of a layer; tasks are returned as they are."""
     if is_chunk(item):
         return item.func
     return item.value if type(item) is DataNode else item
 
 
 def find_values(items: Sequence[Any]) -> list[Any]:
-    """The values of these items, most often all persisted chunks."""
+    """Return `find_value` of each item; fast where all are persisted chunks."""
     if set(map(type, items)) == {ChunkTask}:
         functions = [task.func for task in items]
         if set(map(type, functions)) == {Chunk}:
@@ -263,7 +269,7 @@ def find_values(items: Sequence[Any]) -> list[Any]:
 
 
 def data_facts(data: Sequence[Any], home: Home) -> tuple[Any, ...]:
-    """What a plan takes from data: where it is, what it is like, and what of it is the same."""
+    """Return what a plan depends on in data: devices, layouts, bytes, and repeated objects."""
     first: dict[int, int] = {}
     out: list[tuple[Any, ...]] = []
     for n, value in enumerate(data):
@@ -294,7 +300,7 @@ def layout(value: Any) -> Any:
 
 
 def type_char(dtype: np.dtype[Any]) -> str:
-    """What one type may have and another not that is equal to it."""
+    """Return a dtype's character: dtypes that compare equal, such as "l" and "q", differ in it."""
     if dtype.metadata:
         raise NotComparable
     return dtype.char

@@ -1,4 +1,10 @@
-"""What makes two computations alike: words of their tasks and data."""
+"""What makes two computations alike: words of their tasks and data.
+
+In words (see `comparable`) layers have numbers in place of names. Data is not in the words, but is
+listed beside them: a template is filled with other data of the same facts (`data_facts`). `around`
+has the functions, lists and variables that were read: a layer is read again when one has changed.
+`NotComparable` ends the reading: then a computation has no fingerprint and is planned each time.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +62,10 @@ from .comparable import (
     find_values,
     has_items,
     is_harmless,
-    is_only_one,
+    is_identified_by_token,
     is_opaque,
+    is_singleton,
     is_task_data,
-    is_told_by_token,
     is_trusted,
     items_of,
     layout,
@@ -130,7 +136,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class _LayerFingerprint:
-    """What one layer says: with numbers for names, and no data."""
+    """The words of one layer, and its data beside them."""
 
     words: HashedWords
     makes: tuple[str, ...]  # the names of its keys
@@ -149,8 +155,9 @@ class FingerprintReader:
         self._known: dict[int, tuple[ref[Layer], _LayerFingerprint | None, Items]] = {}
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint | None:
-        """What an expression of Dask's is like, computed for these keys; `home` says where its data
-        is. None where it is like nothing else.
+        """The fingerprint of a Dask expression for these keys; None where it can have none.
+
+        `home` gives the device of data.
 
         >>> import dask.array as da
         >>> from dask._expr import FinalizeCompute
@@ -249,7 +256,7 @@ class FingerprintReader:
 
 
 def _data_of(layer: Any, keys: tuple[Key, ...]) -> list[Any]:
-    """The values of these keys; most often these are all of a layer, and none is looked up."""
+    """Return the values of these keys of a layer; fast where they are all of its keys."""
     if not keys:
         return []
     items: Mapping[Key, Any] = layer.mapping
@@ -283,12 +290,15 @@ def _index_of(key: Key) -> Any:
 
 
 class _LayerWords:
-    """Words for what one layer says, equal for what means the same. Each is a tuple that begins
-    with a type, or a type. A name has a number where a key may stand, and nowhere else."""
+    """Makes the words of one layer.
+
+    Each word is a type, or a tuple that begins with a type. A name has a number where a key may
+    stand, and nowhere else.
+    """
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
-        self.plain: set[str] = set()  # strings that are none
+        self.plain: set[str] = set()  # strings that are no names
         self.data: list[Key] = []
         self.inside: list[Any] = []
         self.one = False  # whether arrays here can be data: it is one task for all blocks
@@ -338,7 +348,7 @@ class _LayerWords:
         )  # fmt: skip
 
     def _fingerprint_facts(self, facts: Mapping[str, Any] | None) -> Any:
-        """Of what Dask says of a layer, which no function gets."""
+        """Words for a layer's annotations or axes, which no function gets."""
         self.lists = UNSHARED
         words = tuple([(k, self(v)) for k, v in (facts or {}).items()])
         self.lists = ANYBODYS
@@ -457,7 +467,7 @@ class _LayerWords:
         return self._object(v, kind)
 
     def _fixed_words(self, v: Any) -> Any:
-        """Words for what stays in a task that is filled with other data."""
+        """Words for a part of a task that no template replaces."""
         before, self.replaceable = self.replaceable, False
         words = self(v)
         self.replaceable = before
@@ -471,7 +481,7 @@ class _LayerWords:
         return Task, words, task.data_producer, task.block_fusion, tuple(args)
 
     def _calls(self, function: Any, args: Sequence[Any]) -> Any:
-        """Words for a function; what comes next are its arguments."""
+        """Words for a called function; sets what the lists in its arguments are."""
         words, lists = self.function_words(function)
         if function is apply and args:
             function, args = args[0], args[1:]
@@ -483,7 +493,7 @@ class _LayerWords:
         return words
 
     def decide_lists(self) -> int:
-        """Say what lists are here; it is found out where there is one, as most tasks have none."""
+        """Return what lists are here; found out at the first list, since most tasks have none."""
         self.lists = out = self.lists if isinstance(self.lists, int) else self.lists()
         return out
 
@@ -540,7 +550,7 @@ class _LayerWords:
         if kind is FunctionType and not has_name(v):
             return self._function(v)
         root = kind.__module__.partition(".")[0]
-        if is_only_one(v, kind, root):
+        if is_singleton(v, kind, root):
             return kind, SameObject(v)
         if kind is methodcaller:
             return kind, v.method
@@ -558,7 +568,7 @@ class _LayerWords:
             return kind, words, self(v.args), *[(k, self(x)) for k, x in named.items()]
         if kind is MethodType and isinstance(v.__self__, type):
             return kind, SameObject(v.__func__), SameObject(v.__self__)
-        if is_told_by_token(v):
+        if is_identified_by_token(v):
             return kind, tokenize(v)
         if self.replaceable and is_opaque(v) and root not in TOOLS:
             self.inside.append(v)
@@ -574,7 +584,7 @@ class _LayerWords:
         raise NotComparable
 
     def _function(self, f: FunctionType) -> Any:
-        """A function that may be made again and again is what it says."""
+        """Words for a function that is no name of a module: its code and variables."""
         if vars(f).keys() - WRAPPED or variables_written(f.__code__):
             raise NotComparable  # whose variables they are counts
         try:

@@ -191,7 +191,7 @@ def run(
         if figure and png:
             draw(work, value, png, what, figure)
     if not correct:
-        raise click.ClickException(f"the result of {work.name} is not NumPy's")
+        raise click.ClickException(f"the result of {work.name} differs from NumPy's")
 
 
 def predicted_run(x: Any, s: Scheduler) -> tuple[str, Footprint]:
@@ -270,7 +270,10 @@ def pretended_limit(text: str | None) -> int:
     try:
         return int(limit * H200) if isinstance(limit, float) else int(parse_bytes(limit or 0))
     except ValueError as error:
-        raise click.BadParameter(f"{text!r}", param_hint="--memory-limit") from error
+        raise click.BadParameter(
+            f"{text!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0",
+            param_hint="--memory-limit",
+        ) from error
 
 
 def plan_of(

@@ -110,7 +110,9 @@ def attach(
     45
     """
     if client.asynchronous:
-        raise TypeError("attach needs a Client that is not asynchronous")
+        raise TypeError(
+            "attach needs a Client that is not asynchronous: make one with asynchronous=False"
+        )
     given = {"devices": devices, "memory_limit": memory_limit, **options}
     settings = {k: v for k, v in given.items() if v is not None}
     for string in devices.values() if isinstance(devices, dict) else [devices]:

@@ -210,7 +210,10 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         for name in (worker.name, str(worker.name), worker.address):
             if name in devices:
                 return devices[name]  # type: ignore[no-any-return]
-        raise RuntimeError(f"devices= has no entry for the worker named {worker.name!r}")
+        raise RuntimeError(
+            f"devices= has no entry for the worker named {worker.name!r}: add one for this name, "
+            f"or for its address {worker.address!r}"
+        )
 
     async def teardown(self, worker: Worker) -> None:
         self.removed = True

@@ -129,5 +129,8 @@ def _limit(
     nbytes = parse_limit(limit, free, least)
     if nbytes is None:
         check_option(name, limit)
-        raise ValueError(f"{name}={limit!r}: use more, for of {format_bytes(free)} it is 0 bytes")
+        raise ValueError(
+            f"{name}={limit!r} gives 0 bytes of the {format_bytes(free)} that are free: use a "
+            "larger value"
+        )
     return nbytes

@@ -46,7 +46,7 @@ def logger(part: str) -> logging.Logger:
     'gpuscheduler.run'
     """
     if part not in PARTS:
-        raise ValueError(f"{part!r} is no part that logs: {', '.join(PARTS)}")
+        raise ValueError(f"{part!r} is no part that logs: use one of {', '.join(PARTS)}")
     return logging.getLogger(f"gpuscheduler.{part}")
 
 

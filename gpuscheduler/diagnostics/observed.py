@@ -95,8 +95,8 @@ class ObservedScheduler:
         kept = any(record.level >= Level.STEPS for record in self.recorder.records())
         if not kept and self.recorder.level < Level.STEPS:
             raise RuntimeError(
-                "nothing was kept of when steps ran: say timeline=True or observe='steps' before, "
-                "or compute in `with scheduler.record():`"
+                "no times of steps were recorded: make the scheduler with timeline=True or "
+                "observe='steps', or compute in `with scheduler.record():`"
             )
         return take_trace(self.recorder.records(), self._limits(), self.recorder.epoch)
 

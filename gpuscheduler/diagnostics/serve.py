@@ -96,8 +96,8 @@ def require_bokeh() -> None:
     """Raise ImportError where the page cannot be drawn, before anything starts."""
     if find_spec("bokeh") is None:
         raise ImportError(
-            "the dashboard needs bokeh: pip install bokeh (or dask[diagnostics]); gpuscheduler top "
-            "and metrics need nothing"
+            "the dashboard needs bokeh: pip install bokeh (or dask[diagnostics]); dashboard='top', "
+            "for gpuscheduler top, works without it"
         )
 
 
@@ -275,7 +275,7 @@ def _add(observed: SchedulerFacts, program: str) -> None:
 def require_page(dashboard: Dashboard | None) -> Dashboard:
     """The dashboard; raises RuntimeError where there is none."""
     if dashboard is None:
-        raise RuntimeError("this scheduler has no page: say dashboard=True before")
+        raise RuntimeError("this scheduler has no page: make it with Scheduler(dashboard=True)")
     return dashboard
 
 

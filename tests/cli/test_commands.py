@@ -261,7 +261,7 @@ def test_a_wrong_result_is_an_error(call, mine):
     path = mine("def reference(size):\n    return np.full((size, size), 1.1)")
     out = call("run", path, "--size", "20", code=1)
     assert "DIFFERS from NumPy to 1e-01" in out
-    assert "Error: the result of mine is not NumPy's" in out
+    assert "Error: the result of mine differs from NumPy's" in out
 
 
 def test_a_drawing_has_the_axes_that_the_workload_names(mine, tmp_path):

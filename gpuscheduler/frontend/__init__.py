@@ -1,6 +1,6 @@
 """A Dask collection as a `Graph`: tasks, what they read, what is known of them.
 
-block_ids      Tell Dask's functions a block's position only as exactly as they need it.
+block_ids      Give blocks that a function treats alike one position, so that they share a kernel.
 captured       Values that tasks hold: what they are made of, and whether two are the same.
 lines          Remember on which line of the user's code each Dask array was made.
 chunk          A persisted chunk as Dask sees it, and who keeps its value.

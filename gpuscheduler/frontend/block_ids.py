@@ -1,9 +1,9 @@
-"""Tell Dask's functions a block's position only as exactly as they need it.
+"""Give blocks that a function treats alike one position, so that they share a kernel.
 
-Fusion compiles one kernel for all blocks that are told the same. `da.map_overlap` tells each block
+Fusion compiles one kernel for all blocks with equal arguments. `da.map_overlap` passes each block
 its position, so that blocks at the ends are trimmed on one side only: at most three positions
-differ along an axis. `da.gradient` tells each block its position, and uses it only where
-coordinates are given. So these blocks are told the position of another block that is treated alike.
+differ along an axis. `da.gradient` passes each block its position, and uses it only where
+coordinates are given. Such blocks get the position of another block that is treated alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..dask_private import (
 
 
 class _AlikeBlock(BlockwiseDep):
-    """For each block, the position of another block that is treated alike.
+    """Gives each block the position of another block that is treated alike.
 
     `differs_at_ends` says for each axis whether the blocks at its ends differ from the others.
     With `among`, the number of blocks along each axis comes along.
@@ -41,7 +41,7 @@ class _AlikeBlock(BlockwiseDep):
 
     @property
     def name(self) -> str:
-        """What the graph calls it: two of one name are one."""
+        """Its name in the graph; instances of one name are equal."""
         ends = "".join("01"[e] for e in self.differs_at_ends)
         return f"gpuscheduler-place-{'x'.join(map(str, self.numblocks))}-{ends}-{self.among:d}"
 
@@ -55,7 +55,9 @@ class _AlikeBlock(BlockwiseDep):
 
 
 def _alike_blocks(i: int, n: int) -> tuple[int, int]:
-    """The first and the last of n blocks, the only one, and one of those between.
+    """Return a position for block i of n, and a number of blocks: alike blocks get the same.
+
+    Blocks at the two ends differ from the blocks between them; a single block is both ends.
 
     >>> [_alike_blocks(i, 5) for i in range(5)], _alike_blocks(0, 1)
     ([(0, 3), (1, 3), (1, 3), (1, 3), (2, 3)], (0, 1))
@@ -63,24 +65,26 @@ def _alike_blocks(i: int, n: int) -> tuple[int, int]:
     return (0, 1) if n == 1 else (0, 3) if i == 0 else (2, 3) if i == n - 1 else (1, 3)
 
 
-def fewer_places(hlg: HighLevelGraph) -> HighLevelGraph:
-    """The same layers, in which blocks that are alike are told the same place.
+def coarsen_block_ids(hlg: HighLevelGraph) -> HighLevelGraph:
+    """Return a graph in which blocks that a function treats alike get the same position.
 
     >>> import dask.array as da
     >>> x = da.ones((50,), chunks=10).map_overlap(lambda b: b + 1, depth=1)
-    >>> graph = fewer_places(x.dask)
+    >>> graph = coarsen_block_ids(x.dask)
     >>> places = {str(task.args[2]) for key, task in graph.items() if "_trim" in str(key)}
     >>> sorted(places)
     ['DataNode(((0,), (3,)))', 'DataNode(((1,), (3,)))', 'DataNode(((2,), (3,)))']
     """
     changed = {
-        name: new for name, layer in hlg.layers.items() if (new := _told_less(layer)) is not None
+        name: new
+        for name, layer in hlg.layers.items()
+        if (new := _coarsen_layer(layer)) is not None
     }
     return HighLevelGraph({**hlg.layers, **changed}, hlg.dependencies) if changed else hlg
 
 
-def _told_less(layer: Any) -> Blockwise | None:
-    """A layer of one of these functions that tells less; None of any other."""
+def _coarsen_layer(layer: Any) -> Blockwise | None:
+    """Return a layer with fewer positions; None for layers of other functions."""
     if type(layer) is not Blockwise or layer.task.func is not pass_extra_kwargs:
         return None
     places = [blockwise_token(n) for n in range(len(layer.indices))]
@@ -103,7 +107,7 @@ def _told_less(layer: Any) -> Blockwise | None:
 
 
 def _place(function: Any, names: Any, dep: Any, task: Task) -> _AlikeBlock | None:
-    """What such a function is to be told in place of `dep`."""
+    """Return the positions that a function gets in place of `dep`; None to leave these."""
     if names == ("_overlap_trim_info",) and type(dep) is ArrayValuesDep:
         if not (type(function) is partial and function.func is trim_overlap and not function.args):
             return None

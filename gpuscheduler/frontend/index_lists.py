@@ -63,7 +63,10 @@ def take_slices(x: Any, axis: int, slices: Iterable[slice]) -> Any:
 
 
 def parts_of(x: Any, axis: int, slices: Iterable[slice]) -> list[Any]:
-    """Views of parts; an error where a list would be one, where a slice would be shorter."""
+    """Return views of parts of an array along an axis.
+
+    Raises IndexError for a part beyond the end, as an index list does: NumPy would cut the slice.
+    """
     length = x.shape[axis]
     for s in slices:
         # with a negative step they may end before the first
@@ -84,12 +87,12 @@ def pick_elements(x: Any, axis: int, indices: Any, length: int) -> Any:
 
 
 def reorder_arrays(arrays: list[Any], axis: int, indices: Any) -> Any:
-    """All elements along an axis of arrays that lie one after the other, in another order."""
+    """Join arrays along an axis, and put the elements of the whole into another order."""
     return pick_elements(join_arrays(arrays, axis), axis, indices, len(indices))
 
 
 def join_arrays(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None) -> Any:
-    """Arrays one after the other; parts of the whole in another order."""
+    """Join arrays along an axis; with `slices`, join these parts of the whole instead."""
     whole = arrays[0]
     if len(arrays) > 1:
         whole = concatenate_lookup.dispatch(type(whole))(arrays, axis=axis)
@@ -98,38 +101,40 @@ def join_arrays(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None =
 
 @dataclass(frozen=True)
 class _SharedIndexList:
-    """What a list of Dask's is for the tasks that read it."""
+    """An index list of Dask's, which several tasks read."""
 
     axis: int  # -1 for an order
     slices: tuple[slice, ...] | None
     indices: Any
 
 
-#: Arrays that were made here: nobody changes these.
+#: Arrays that no code changes, since this package made them.
 _OURS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def is_ours(array: Any) -> bool:
-    """Whether it is a list of `by_slices`, or another array that was made here."""
+    """Whether an array was registered by `keep_ours`: no code changes it."""
     return _OURS.get(id(array)) is array
 
 
 def keep_ours(array: Any) -> None:
-    """Nobody changes this array: it was made here."""
+    """Register an array that no code changes, since this package made it."""
     _OURS[id(array)] = array
 
 
 Shapes = Callable[[Any], "tuple[int, ...] | None"]
 
 
-def by_slices(dsk: dict[Any, Any], shape_of: Shapes, gpus: bool = False) -> None:
+def replace_index_lists(dsk: dict[Any, Any], shape_of: Shapes, gpus: bool = False) -> None:
     """Replace index lists in tasks by slices, where a few slices are enough.
 
-    Changes the graph; lists that nobody reads any more stay in it. `shape_of` gives the known shape
-    of a block.
+    Changes the graph; lists that no task reads any more stay in it. `shape_of` returns the known
+    shape of a block by its key.
     """
     most = FEW_SLICES if gpus else MOST_SLICES
-    lists = {k: found for k, node in dsk.items() if (found := _list_of(node, most)) is not None}
+    lists = {
+        k: found for k, node in dsk.items() if (found := _read_index_list(node, most)) is not None
+    }
     if not lists:
         return
     for key, task in dsk.items():
@@ -138,8 +143,11 @@ def by_slices(dsk: dict[Any, Any], shape_of: Shapes, gpus: bool = False) -> None
             dsk[key] = change(task, lists, shape_of)
 
 
-def _list_of(node: Any, most: int) -> _SharedIndexList | None:
-    """As `dask.array._shuffle` has it: a 1, and an array, or slices with an array among them."""
+def _read_index_list(node: Any, most: int) -> _SharedIndexList | None:
+    """Return the index list in a task of `dask.array._shuffle`; None for other tasks.
+
+    Dask's value is a pair: a number, and an array or a tuple of slices with one array.
+    """
     value = node.value if type(node) is DataNode else None
     if type(value) is not tuple or len(value) != 2 or type(value[0]) is not int:
         return None
@@ -192,7 +200,7 @@ def _inline_indices(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Sh
 
 
 def _rewrite_fused_task(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Shapes) -> Task:
-    """The same of a task that Dask has fused."""
+    """Do what `_inline_indices` does to the tasks inside a fused task of Dask's."""
     inner, outkey, inkeys, *given = task.args
     known = {
         name: lists[d.key]
@@ -210,12 +218,12 @@ def _rewrite_fused_task(task: Task, lists: dict[Any, _SharedIndexList], shape_of
     return Task(task.key, execute_subgraph, changed, outkey, names, *[v for _, v in pairs])
 
 
-def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
-    """Make only the elements of tiles that an index list or a mask takes, at given coordinates.
+def push_down_indexing(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
+    """Push indexing by lists and masks down into tiles of a mesh: only picked elements are made.
 
-    Changes the graph; the tiles stay in it for other readers. Keys in `pins` are not changed.
-
-    What makes tiles says how, by its method `pick_elements`; see `mesh.MeshTile`.
+    Changes the graph; the whole tiles stay in it for other readers. Tiles whose keys are in `pins`
+    are left as they are. The function of a tile decides, by its method `pick_elements`; see
+    `mesh.MeshTile`.
     """
     takes = [t for t in dsk.values() if type(t) is Task and t.func is take_block]
     for take in takes:

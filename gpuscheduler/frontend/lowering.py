@@ -32,7 +32,7 @@ from ..dask_private import (
     sort_layers,
 )
 from ..errors import PlanError
-from .block_ids import fewer_places
+from .block_ids import coarsen_block_ids
 from .builder import GraphBuilder, GraphOrCache, holds_chunks
 from .compiled_task import SubgraphCompiler
 from .files import uses_files
@@ -48,7 +48,7 @@ from .graph import (
     RulePin,
     is_pin_rule,
 )
-from .index_lists import by_slices, picked_first
+from .index_lists import push_down_indexing, replace_index_lists
 from .shapes import block_shape
 from .task import OwnTask
 from .tiles import UnfusedTiles
@@ -78,18 +78,33 @@ def from_dask(
 ) -> Graph:
     """The graph of `keys`, ordered.
 
-    `dsk` is anything that Dask hands to a scheduler; `cache` supplies values for keys it lacks.
-    `started` sees the dictionary before it is read and may change it (Dask's `start` callback).
-    `home` tells on which device a value in the graph lives; None means every device can read it.
-    `front` is the device for results that are one block. `held` is asked, for each reference in
-    the graph to a value that exists elsewhere, what stands for that value. Without `compiled` fused
-    tasks stay as Dask made them, fit to be sent to other processes: `compile_tasks` compiles them.
-    With `send` what tasks begin with, to bring an array of the host to the device, is taken from
-    them: it is done beside the device, ahead of them. Layers that have different words in `apart`,
-    or only one of which has any, are not fused. A `resident` graph has NumPy's arrays, which GPUs
-    compute: with `send`, all arrays of the host that it reads go to the devices ahead of it. With
-    `keep`, outputs that are such arrays go there, too. `rewrite` may replace layers of arrays
-    before they are fused; callbacks see them as they are.
+    Parameters
+    ----------
+    dsk, keys
+        Anything that Dask hands to a scheduler, and the wanted keys, perhaps in nested lists.
+    cache
+        Values for keys that `dsk` lacks.
+    started
+        Gets the dictionary before it is read and may change it: Dask's `start` callback.
+    home
+        Returns the device that holds a value of the graph; None for one that all devices can read.
+    front
+        The device for results that are one block.
+    held
+        Called with each reference to a value that exists elsewhere; returns what to put there.
+    compiled
+        Whether to compile tasks that Dask has fused. Otherwise they can be sent to other processes,
+        where `compile_tasks` compiles them.
+    send
+        Whether arrays of the host are sent to devices by their own steps, ahead of their readers.
+    apart
+        Words by layer: layers with different words, or only one of which has a word, do not fuse.
+    resident
+        Whether GPUs compute NumPy's arrays: `send` then sends all arrays of the host.
+    keep
+        Whether `send` also sends outputs, for GPUs to keep them.
+    rewrite
+        May replace layers of arrays before they are fused. Not called where `started` is given.
 
     >>> g = from_dask({"a": 1, "b": (sum, ["a", "a"]), "c": (max, "b", 7)}, "c")
     >>> list(g.tasks), g.needs["c"], g.constants["b"]
@@ -100,10 +115,10 @@ def from_dask(
         lowered.dsk = convert_legacy_graph(lowered.dsk, GraphOrCache(lowered.dsk, cache or {}))
         started(lowered.dsk)
     else:
-        picked_first(lowered.dsk, lowered.pins)  # callbacks see tasks as they are
-        by_slices(lowered.dsk, partial(block_shape, lowered.layers), send)
+        push_down_indexing(lowered.dsk, lowered.pins)  # callbacks see tasks as they are
+        replace_index_lists(lowered.dsk, partial(block_shape, lowered.layers), send)
     if held is not None:
-        _put_in(held, lowered.dsk)
+        _put_values(held, lowered.dsk)
     builder = GraphBuilder(lowered, keys, cache or {}, home, started is None, front)
     builder.gpus, builder.apart = send, apart
     builder.send = send and started is None  # callbacks expect to see tasks as they are
@@ -113,8 +128,8 @@ def from_dask(
     return builder.graph()
 
 
-def _put_in(held: Callable[[Key, Any], Any], dsk: dict[Key, Any]) -> None:
-    """Values in place of references to them: futures, and aliases of what the graph has not."""
+def _put_values(held: Callable[[Key, Any], Any], dsk: dict[Key, Any]) -> None:
+    """Replace references by values: futures, and aliases of keys that the graph does not have."""
     for key, task in dsk.items():
         future = isinstance(task, TaskRef) or getattr(task, "__dask_future__", False)
         if future or (type(task) is Alias and (task.target == key or task.target not in dsk)):
@@ -196,7 +211,7 @@ def _from_hlg_expr(expr: Any, apart: Mapping[str, str], rewrite: Rewrite) -> Low
         optimizer = op.low_level_optimizer
         if optimizer is optimize_array:
             output_keys = list(flatten(op.__dask_keys__()))
-            hlg = fewer_places(set_apart(spread_pins(rewrite(op.hlg)), apart))
+            hlg = coarsen_block_ids(set_apart(spread_pins(rewrite(op.hlg)), apart))
             named = dict(hlg.layers)
             hlg = fuse_roots(optimize_blockwise(hlg, keys=output_keys), keys=output_keys)
             part = _from_layers(hlg.cull(set(output_keys)))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscheduler import Scheduler
-from gpuscheduler.frontend.block_ids import fewer_places
+from gpuscheduler.frontend.block_ids import coarsen_block_ids
 from gpuscheduler.fusion.fuser import FusionPass
 
 BOUNDARIES = ("none", "reflect", "periodic", "nearest", 1.5)
@@ -42,7 +42,7 @@ def test_overlapping_blocks_are_what_dask_makes_them(case):
     x, depth, boundary = case
     y = x.map_overlap(around, depth=depth, boundary=boundary, allow_rechunk=False, dtype=float)
     want = y.compute(scheduler="sync")
-    told = da.Array(fewer_places(y.dask), y.name, y.chunks, y.dtype)
+    told = da.Array(coarsen_block_ids(y.dask), y.name, y.chunks, y.dtype)
     np.testing.assert_array_equal(told.compute(scheduler="sync"), want)
     with Scheduler("cpu:2") as s:
         np.testing.assert_array_equal(y.compute(scheduler=s.get), want)

@@ -17,10 +17,10 @@ import gpuscheduler
 from gpuscheduler.codegen.cpu import evaluate
 from gpuscheduler.frontend.index_lists import (  # fmt: skip
     MOST_SLICES,
-    by_slices,
     join_arrays,
     pick_elements,
     reorder_arrays,
+    replace_index_lists,
     slices_of,
     take_slices,
 )
@@ -98,7 +98,7 @@ def test_what_only_looks_like_a_list_of_dasks_stays():
     """Values of somebody's own, of the same form."""
     own = Task("own", operator.getitem, TaskRef("pair"), DataNode(None, 1))
     dsk = {"pair": DataNode("pair", (1, np.arange(3))), "own": own}
-    by_slices(dsk, lambda key: (100, 100))
+    replace_index_lists(dsk, lambda key: (100, 100))
     assert dsk["own"] is own
 
 
@@ -106,7 +106,7 @@ def test_numbers_without_an_order_are_given_to_the_task():
     irregular = np.random.default_rng(0).permutation(100)
     far = Task("far", take_block, TaskRef("x"), TaskRef("list"))
     dsk = {"list": DataNode("list", (1, (slice(None), irregular))), "far": far}
-    by_slices(dsk, lambda key: (100, 100))
+    replace_index_lists(dsk, lambda key: (100, 100))
     assert dsk["far"].dependencies == {"x"}
     x = np.arange(200.0).reshape(2, 100)
     np.testing.assert_array_equal(dsk["far"]({"x": x}), x[:, irregular])
@@ -117,7 +117,7 @@ def test_on_gpus_more_than_a_few_slices_are_numbers():
     for gpus, function in ((False, take_slices), (True, pick_elements)):
         take = Task("take", take_block, TaskRef("x"), TaskRef("list"))
         dsk = {"list": DataNode("list", (1, (parts, slice(None)))), "take": take}
-        by_slices(dsk, lambda key: (100, 100), gpus)
+        replace_index_lists(dsk, lambda key: (100, 100), gpus)
         assert dsk["take"].func is function
 
 
@@ -165,7 +165,7 @@ def test_numbers_that_are_none_of_a_block_stay_an_error():
         take = Task("take", take_block, TaskRef("x"), TaskRef("list"))
         dsk = {"list": DataNode("list", (1, (np.array(numbers * 9),))), "take": take}
         for shape in ((100,), None, ()):
-            by_slices(dsk, lambda key, shape=shape: shape)
+            replace_index_lists(dsk, lambda key, shape=shape: shape)
             assert dsk["take"] is take
     for slices in ((slice(0, 13, 1),), (slice(12, None, -2),), (slice(0, 3, 1), slice(9, 13, 1))):
         with pytest.raises(IndexError, match="index 12 is out of bounds for axis 0 with size 12"):

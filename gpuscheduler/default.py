@@ -31,7 +31,7 @@ def current_scheduler() -> Scheduler:
 
 
 def kind_in_use() -> str:
-    """The kind of devices that `current` runs on, or would: "cpu" or "cuda"."""
+    """Return the kind of devices that `current_scheduler` uses, "cpu" or "cuda"."""
     if scheduler.active:
         return scheduler.active[-1].hardware.kind
     return "cuda" if cuda_devices() else "cpu"

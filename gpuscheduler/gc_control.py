@@ -78,8 +78,11 @@ _spared = _FrozenGenerations()
 
 @contextmanager
 def of_things_that_stay() -> Iterator[None]:
-    """What is made meanwhile will stay, as imported modules do: it comes to the oldest objects
-    unseen. The collector would begin with a look at all of it, and once more at the next ones."""
+    """Move the objects that are made meanwhile to the oldest generation, uncollected.
+
+    Use it for objects that stay, such as imported modules. The collector would scan all of them,
+    and again at its next collections.
+    """
     with without_garbage_collection(), garbage_spared():
         try:
             yield

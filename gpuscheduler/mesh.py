@@ -78,8 +78,9 @@ def axis(start: float, stop: float, n: int, endpoint: bool = True) -> MeshAxis:
 
 
 def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> MeshAxis:
-    """`n` coordinates from `start` to `stop`, each the same multiple of the one before: those of
-    `numpy.geomspace`, float64.
+    """Return `n` coordinates in geometric progression, from `start` to `stop`.
+
+    Each is the same multiple of the one before: the float64 numbers of `numpy.geomspace`.
 
     Raises
     ------
@@ -310,8 +311,11 @@ class _UncompiledFunction:
 def _point_by_point(
     f: Callable[..., Any], axes: Sequence[Any], given: DType, args: tuple[Any, ...]
 ) -> list[Any]:
-    """The function called by Python, for each thing that it gives. Its types are those of what it
-    gives at the axes' ends and in their middle, or of one where the coordinates are not known."""
+    """Return calls of the function for each point, by Python: one for each of its results.
+
+    Their types are those of the results at the ends and in the middle of the axes, or at one point
+    where the coordinates are not known.
+    """
     kind = given.type
     tried = []
     for where in (0.0, 0.5, 1.0):

@@ -675,6 +675,18 @@ def test_docstrings_begin_with_short_sentences(folder):
     assert long == []
 
 
+def test_docstrings_begin_with_a_line_of_their_own():
+    """Otherwise the summary is lost in a paragraph."""
+    long = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                paragraph = (ast.get_docstring(node) or "").split("\n\n")[0]
+                if "\n" in paragraph and not paragraph.startswith(">>>"):
+                    long.append(f"{path.relative_to(PACKAGE)}: {paragraph}")
+    assert long == []
+
+
 def test_the_test_of_first_sentences_can_fail():
     code = f'def f():\n    """{"word " * MOST_WORDS}more. And this."""'
     ((_, module), (line, sentence)) = first_sentences(ast.parse(code))

@@ -79,8 +79,10 @@ def finish(ids: Iterable[int]) -> None:
 
 
 def fetch_arrays(things: Sequence[LentArray]) -> list[Any]:
-    """Copies of arrays of other processes, on `devices`, or on the host where these have no room.
-    They have arrived when this returns."""
+    """Copy arrays of other processes to `devices`, or to the host where these have no room.
+
+    The copies are complete when this returns.
+    """
     on = devices or [runtime.getDevice()]
     out = []
     used = set()

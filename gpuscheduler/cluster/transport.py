@@ -118,8 +118,11 @@ def _lend_arrays(values: Mapping[Key, Any]) -> dict[Key, Any]:
 
 
 def _fetch_lent(values: dict[Key, Any]) -> list[Any]:
-    """Copies of all that is lent, in order. The owner may let go of it when this returns, so what
-    fails is told where it is read."""
+    """Copy all lent arrays, in order.
+
+    The owner may free them when this returns. An array that cannot be copied becomes a `LostArray`:
+    the task that reads it raises the error.
+    """
     things = [leaf for v in values.values() for leaf in deep_leaves(v) if type(leaf) is LentArray]
     if not things:
         return []

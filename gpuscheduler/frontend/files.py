@@ -116,7 +116,7 @@ def target_name(task: Any) -> Key | None:
 
 
 def array_written(graph: Graph, key: Key) -> Any:
-    """The CuPy array that a task of `stores` writes to; None for other targets, or unknown ones."""
+    """The CuPy array that a storing task writes to; None for other targets, or unknown ones."""
     nodes, node = graph.nodes, graph.nodes[key]
     reads = [(n, nodes[k].task) for n, k in zip(node.names, node.needs, strict=True) if k in nodes]
     given = {n: task.value for n, task in reads if isinstance(task, DataNode)}

@@ -82,7 +82,7 @@ class Bins:
 
     @cached_property
     def grid(self) -> tuple[Any, ...]:
-        """Return the tables by which `bin_loops` find bins.
+        """Return the tables by which `codegen/cpu/histogram_loops.py` finds bins.
 
         These are the edges with padding, the count of bins, the ends of a grid of even cells, cells
         in one unit, how many edges lie in cells before each cell, and the first step of a search

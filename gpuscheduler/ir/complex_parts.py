@@ -143,8 +143,11 @@ class ComplexPartsRewriter:
         return x if x.dtype == dtype else self.node("cast", (x,), dtype)
 
     def _product(self, node: Expr) -> tuple[Parts, bool] | None:
-        """Of a real number and a complex one: as C has it, and Python from 3.14 on. Where it must
-        be exact, only if what is left out, a zero, has a sign that is known or does not matter."""
+        """Return the parts of a real number times a complex one, as C and Python 3.14 multiply.
+
+        Where the result must be exact, this needs the signs of the products by zero that it leaves
+        out: they must be known, or not matter.
+        """
         for n, factor in enumerate(map(self._real, node.args)):
             parts = self.parts[id(node.args[1 - n])]
             if factor is None or self._real(node.args[1 - n]) is not None:

@@ -243,8 +243,10 @@ def with_view(leaf: Expr, view: View) -> Expr:
 def nodes(
     roots: Iterable[Expr], below: Callable[[Expr], tuple[Expr, ...]] | None = None
 ) -> list[Expr]:
-    """Every node below `roots` once, arguments first; equal but distinct nodes stay distinct.
-    `below` says which arguments of a node count."""
+    """Return every node below `roots` once, arguments first.
+
+    Equal but distinct nodes stay distinct. `below` returns the arguments of a node that count.
+    """
     seen: set[int] = set()
     out: list[Expr] = []
     stack = [*roots]
@@ -414,8 +416,11 @@ def _axes_read_along(roots: Iterable[Expr]) -> set[int]:
 
 @dataclass(frozen=True)
 class Program:
-    """Kernels in order. Array number n is input n of the program, or, behind those, the outputs of
-    the kernels one after the other."""
+    """Kernels in order, and the value that they make.
+
+    Arrays are numbered: first the inputs of the program, then the outputs of the kernels, one
+    kernel after the other.
+    """
 
     inputs: int
     kernels: tuple[Kernel, ...]

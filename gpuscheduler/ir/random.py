@@ -32,8 +32,10 @@ Array = np.ndarray[Any, Any]
 
 
 def key_of(*material: Any) -> int:
-    """A 64-bit key made of what seeds a generator: SeedSequences, arrays, states, numbers, bytes.
-    It is the same in every process and on every machine.
+    """Return a 64-bit key of what seeds a generator.
+
+    Seeds are SeedSequences, arrays, states, numbers or bytes. The key is the same in every process
+    and on every machine.
 
     >>> key_of(np.random.SeedSequence(42)), key_of(b"a name", 3)
     (4668048069356360070, 12635355123474865462)

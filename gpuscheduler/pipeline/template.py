@@ -354,8 +354,11 @@ def _fill_task(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
 
 
 def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
-    """The task with arrays in its slots. What is a program reads them with its other arrays; only
-    where it is not computed as one, it needs them in there."""
+    """Return the task with arrays in its slots.
+
+    A task with kernels reads these arrays as inputs. Only the original task, which runs where the
+    kernel does not, has them in its slots.
+    """
     if kernels_of(task):
         return task.with_originals(lambda original: FilledTask(original, data))
     return _fill_task(task, data, known)

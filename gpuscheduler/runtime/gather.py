@@ -4,9 +4,9 @@ Dask would concatenate them in one task, on one device, after the last block. He
 allocated when the first block arrives, and each block is copied to its slice by its own device.
 Blocks that do not fit the plan (other shapes, other types than plain arrays) are left to Dask.
 
-`ResultAssembly.whole_result` says where each block of a result on devices belongs, for those that
-write it there themselves (`replay`). It says the same of a result for the host that one device puts
-together.
+`ResultAssembly.whole_result` gives the place of each block in a result on devices: steps can write
+their blocks there (`devices/cuda/result_rooms.py`). It does the same for a result for the host that
+one device puts together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ResultTarget:
         self._lock = new_lock()
 
     def room(self, slices: Slices, shape: tuple[int, ...], dtype: Any) -> Any:
-        """The part of the array for a block, or None where the block does not fit it."""
+        """Return the part of the array for a block; None where shape or dtype differ."""
         if shape != tuple(s.stop - s.start for s in slices):
             return None
         with self._lock:
@@ -98,7 +98,7 @@ class ResultAssembly:
         self.free = free
         #: Peak bytes of the places for which the tape's own are not true.
         self.tape_peak: dict[int, int] = {}
-        #: Which parts of that are written where they belong as they are made; see `replay`.
+        #: The `ResultRoom` whose parts steps write themselves, if there is one.
         self.rooms: Any = None
         self.made: Any = None  # the only result, where a device has put it together
         self.targets: dict[Any, ResultTarget] = {}
@@ -113,13 +113,15 @@ class ResultAssembly:
                     self.slots.setdefault(i, []).append((target, block, slices))
 
     def write(self, step: int, block: Any) -> bool:
-        """Put a step's value where it belongs; False if anybody still needs the value itself."""
+        """Write a step's value into its results; False if the value is still needed itself."""
         written = [t.write(key, where, block) for t, key, where in self.slots.get(step, ())]
         return bool(written) and all(written)
 
     def room(self, step: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Where a step may write its value itself; None where it is wanted in several places, or
-        does not fit."""
+        """Return the part of a result into which a step may write its value.
+
+        None where no result or several need the value, or where it does not fit.
+        """
         slots = self.slots.get(step, ())
         if len(slots) != 1:
             return None
@@ -141,7 +143,7 @@ class ResultAssembly:
         return DeviceResult(tuple(sum(c) for c in gather.chunks), found)
 
     def result(self, gather: GatherTask, value: Callable[[Any], Any]) -> Any:
-        """The finished array; `value` gives the block of a key where it was not written."""
+        """Return the finished array; `value` returns the blocks that were not written, by key."""
         target = self.targets.get(gather.key)
         if target is not None:
             array = self._write_missing(gather, target, value)
@@ -181,7 +183,7 @@ class ResultAssembly:
 def strips(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """How to copy a C-contiguous block into a strided part of a larger C-ordered array.
+    """Yield the copies of a C-contiguous block into a strided part of a larger C-ordered array.
 
     Yields two-dimensional copies: (offset in the part, offset in the block, bytes in a row, rows,
     bytes from row to row in the part).
@@ -236,5 +238,5 @@ def _slots(gather: GatherTask) -> Iterator[tuple[Any, Slices]]:
 
 
 def each_block(f: Callable[[Any], Any], blocks: Any) -> Any:
-    """Nested lists, with what a function gives for each block."""
+    """Apply a function to each block in nested lists."""
     return [each_block(f, b) for b in blocks] if isinstance(blocks, list) else f(blocks)

@@ -16,7 +16,10 @@ from ..frontend.chunk import Chunk, PlacesVersion, bytes_in, sum_by_place
 
 
 class _RunToken:
-    """Stands for a run. It is held by nobody else, so it goes with the run, whatever ends that."""
+    """Identifies a run that has borrowed chunks; the loan ends when the token is collected.
+
+    Only the run's own frame holds it, so the loan ends however the run ends.
+    """
 
     __slots__ = ("__weakref__",)
 
@@ -26,9 +29,9 @@ class PersistedChunks:
 
     def __init__(self) -> None:
         self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
-        #: As `beside` has counted it, and when: bytes in each place, and by chunk.
+        #: The `PlacesVersion` that was counted last, the bytes in each place, and those by chunk.
         self._held: tuple[int, dict[int, int], dict[int, tuple[int, tuple[int, ...]]]] = 0, {}, {}
-        #: Which runs that go on may move which chunks.
+        #: The chunks that each run under way may move.
         self._loans: list[tuple[ref[_RunToken], list[Chunk]]] = []
         self._lock = new_rlock()  # collecting garbage may come back here
 
@@ -39,7 +42,10 @@ class PersistedChunks:
             self._count(known, chunk.nbytes, tuple(chunk.places))
 
     def _forget(self, known: int) -> None:
-        """In whatever thread, and with whatever locks, the last reference to a chunk went."""
+        """Note that the last reference to a chunk is gone.
+
+        This may run in any thread and while any lock is held, so it waits for no lock.
+        """
         self._chunks.pop(known, None)
         if not self._lock.acquire(blocking=False):
             PlacesVersion.new_number()
@@ -50,7 +56,7 @@ class PersistedChunks:
             self._lock.release()
 
     def _count(self, known: int, nbytes: int, places: tuple[int, ...]) -> None:
-        """Keep what `beside` has counted, where nothing else has changed since."""
+        """Update the counted bytes of a chunk, if nothing else has changed since."""
         (when, held, counted), latest = self._held, PlacesVersion.latest
         now = PlacesVersion.new_number()
         if when != latest or now != latest + 1:
@@ -69,13 +75,12 @@ class PersistedChunks:
         return [c for r in refs if (c := r()) is not None]
 
     def select_kept(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Those that are among these."""
+        """Return the chunks among these that the registry has."""
         return [c for c in chunks if id(c) in self._chunks]
 
     @contextmanager
     def lend(self, some: list[Chunk] | None = None) -> Iterator[list[Chunk]]:
-        """The chunks that a run may move, all or some that are `known`: those that no other run
-        may.
+        """Yield chunks that only this run may move, out of all or of `some`.
 
         >>> persisted = PersistedChunks()
         >>> persisted.add(chunk := Chunk("x", 0, 8, {0: "value"}, None))
@@ -104,7 +109,7 @@ class PersistedChunks:
     def bytes_of_others(
         self, some: Iterable[Chunk], theirs: Mapping[int, int] | None = None
     ) -> dict[int, int]:
-        """Bytes in each place of all chunks but some, replicas included.
+        """Return the bytes in each place of all chunks except `some`, replicas included.
 
         `theirs` are the bytes of `some` by place, where the caller knows them.
 

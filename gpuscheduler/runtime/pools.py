@@ -33,12 +33,12 @@ from ..cpython_private import (
 
 
 class _Nobodys:
-    """Stands for a kind that this Python has not."""
+    """A placeholder for a class of pools that this Python does not have."""
 
 
-#: Seconds after which it is looked whether a pool still works on what it was given.
+#: Seconds between two checks of whether a pool still works on its tasks.
 PATIENCE = 0.5
-#: Kinds of pools, the most special first, and whether they run what they are given in this process.
+#: Classes of pools, subclasses first, and whether they run tasks in this process.
 KINDS: tuple[tuple[type, bool], ...] = (
     (multiprocessing.pool.ThreadPool, True),
     (multiprocessing.pool.Pool, False),
@@ -53,7 +53,7 @@ inside: ContextVar[tuple[Any, ...]] = ContextVar("inside", default=())
 
 
 class CallersPool(Executor):
-    """A pool of the caller's, and what it was given in this computation and has not done yet.
+    """A pool of the caller's, and the tasks of this computation that it has not done yet.
 
     >>> with concurrent.futures.ThreadPoolExecutor(2) as threads:
     ...     pool = CallersPool(threads)
@@ -78,7 +78,7 @@ class CallersPool(Executor):
         self._max_workers = workers  # where Dask looks for it
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The pool's own. The future ends also where a pool of multiprocessing would not say so."""
+        """Submit a task to the pool, of either module, and return its future."""
         if isinstance(self.pool, multiprocessing.pool.Pool):
             future: Future[Any] = Future()
             self._processes.update(pool_processes(self.pool))
@@ -101,7 +101,7 @@ class CallersPool(Executor):
         return any(pool is self.pool for pool in inside.get())
 
     def runs_here(self) -> bool:
-        """Whether it runs what it is given in this process, where all memory is shared."""
+        """Whether the pool runs tasks in this process, where all memory is shared."""
         for kind, here in KINDS:
             if isinstance(self.pool, kind):
                 return here
@@ -130,7 +130,7 @@ class CallersPool(Executor):
                 return question.here
 
     def why_broken(self) -> str:
-        """Why what it was given will never be done; "" where nothing is known to be wrong."""
+        """Say why the pool will never do its tasks; "" where nothing is known to be wrong."""
         if not self._given:
             return ""
         pool, why = self.pool, ""
@@ -151,7 +151,7 @@ class CallersPool(Executor):
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Meanwhile what it will never do ends in an error: a thread looks for that."""
+        """Watch the pool by a thread, which fails tasks that the pool will never do."""
         over = threading.Event()
 
         def watch() -> None:
@@ -176,7 +176,7 @@ class CallersPool(Executor):
 
 
 class _Question:
-    """Sent to a pool, it says whether it has come to another process: there it is pickled."""
+    """A task that finds out whether a pool runs in this process: it is pickled for others."""
 
     def __init__(self) -> None:
         self.here = False

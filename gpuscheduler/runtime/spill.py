@@ -263,9 +263,10 @@ class RunFiles:
         self._ending = new_lock()  # a file comes to be before the end, or goes
 
     def write(self, step: int, value: Any, key: Any, came: Callable[[SpillFile], None]) -> None:
-        """Put a value into a file, and tell of it while the run goes on. Raises as
-        `SpillStore.write`
-        does."""
+        """Write a value into a file, and call `came` with it if the run has not ended.
+
+        Raises as `SpillStore.write` does.
+        """
         file = self.store.write(value, key)
         with self._ending:
             if not self._ended:
@@ -275,8 +276,10 @@ class RunFiles:
         self.store.remove(file)
 
     def part(self, step: int, path: tuple[int, ...], key: Any) -> tuple[SpillFile, Any]:
-        """A part of a value, in a file of its own, and what it is. Parts of one step are asked for
-        one after the other."""
+        """Write a part of a spilled value into its own file; return both.
+
+        The value read last is kept, since the parts of one step are asked for one after the other.
+        """
         if self._read is None or self._read[0] != step:
             self._read = step, self.store.read(self.of[step], key)
         part = part_of(self._read[1], path)

@@ -207,8 +207,7 @@ class ScalarFunction:
         return self._infer_type(types)
 
     def _wrapper(self, count: int, part: int | None = None, compiled: Any = None) -> Any:
-        """A function of so many arguments that calls it, which may have defaults for more; of
-        several results, one."""
+        """A function of `count` arguments that calls this; `part` selects a result."""
         names = ", ".join([f"a{n}" for n in range(count)])
         item = "" if part is None else f"[{part}]"
         space = {"f": compiled or self._compiled_function, "__name__": __name__}
@@ -315,8 +314,7 @@ def _return_type(function: Any, types: tuple[DType, ...], how: dict[str, Any]) -
 
 @cache
 def _until_typed() -> Any:
-    """Numba's compiler, less all that follows when it knows the types: most of the time goes there.
-    What is compiled by it can be called by functions of the same kind alone."""
+    """Return Numba's compiler up to its types; only its own functions can call what it makes."""
     parts = "compiler", "compiler_machinery", "typed_passes", "typing"
     inside: Any = [import_module(f"numba.core.{name}") for name in parts]
     compiler, machinery, passes, typing = inside
@@ -547,8 +545,7 @@ def _numbered_apart(identities: str, process: int) -> bool:
 
 
 class _DiskCache:
-    """What Numba has compiled, as its dispatchers ask for it and hand it over. What cannot be
-    written or read costs a compilation."""
+    """Numba's compiled code in the disk cache; a failed read or write costs a compilation."""
 
     def __init__(self, words: Any):
         self.words = words

@@ -233,8 +233,11 @@ def adapt_function(function: Any, inside: tuple[Any, ...] = ()) -> Any:
 
 
 def _note_array(value: Any) -> Any:
-    """An array that stays what it is: its values may decide what a program does. Not one of CuPy's:
-    Dask gives these to say what to make, and to look at them is to wait for a device."""
+    """Note a NumPy array that does not change: its values may decide what the program does.
+
+    CuPy's arrays are not noted. Dask uses them to say what kind of array to make, and reading them
+    waits for a device.
+    """
     beside = current.get().beside
     if type(value) is np.ndarray and value.size and beside is not None:
         beside.left.append(value)

@@ -141,8 +141,10 @@ def reduce_block(
 
 
 def _accurate_sum(value: Array, axes: tuple[int, ...], wide: DType) -> Any:
-    """A sum, as accurate as NumPy's along contiguous axes whatever the axes are. Adding up in the
-    values' own type is three times faster; it is done where few are added one after the other."""
+    """Return a sum along any axes, as accurate as NumPy's along contiguous axes.
+
+    Adding up in the values' own type is three times faster. It is done for short runs of values.
+    """
     if _wide_dtype(value.dtype) != wide or value.dtype.itemsize == 2 or len(axes) == 0:
         return np.add.reduce(value, axes, wide)
     last = value.ndim - 1
@@ -180,8 +182,11 @@ def _find_extreme(
 
 
 def _moment(value: Array, axes: tuple[int, ...], total: DType, real: DType) -> State:
-    """Count, sum, and squared deviations from the mean. Deviations are from the mean rounded to the
-    values' own type, which is near enough; what that leaves is taken away in the end."""
+    """Return count, sum, and squared deviations from the mean.
+
+    Deviations are taken from the mean rounded to the values' own type. The error of the rounded
+    mean is subtracted at the end.
+    """
     if value.dtype.kind not in "fc" or value.dtype.itemsize == 2:
         value = value.astype(np.float32 if value.dtype.itemsize == 2 else total)
     n = math.prod([value.shape[k] for k in axes])

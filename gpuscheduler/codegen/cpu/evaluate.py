@@ -258,8 +258,11 @@ class _EvaluationPlan:
 
     @cached_property
     def codes(self) -> list[llvm_code.CompiledLoop | None]:
-        """Machine code for what is reduced in each region, where that is worth it. That of the only
-        region makes states of the shape that is kept, that of others those of their own part."""
+        """Machine code for the reductions in each region; None where it does not pay.
+
+        The code of the only region makes states of the kernel's kept shape. That of one of several
+        regions makes states of the region's own kept shape.
+        """
         return [self._code(region) for region in self.regions]
 
     def _code(self, region: Region) -> llvm_code.CompiledLoop | None:
@@ -327,8 +330,7 @@ class _EvaluationPlan:
         given: Sequence[Array],
         origin: Sequence[int] | None = None,
     ) -> list[State]:
-        """What machine code makes of a region, or of its box with an origin: states of this
-        shape."""
+        """Run machine code over a region, or its box at `origin`; return states of `shape`."""
         made = [
             llvm_code.states(r.op, accumulation_dtype(r), shape, self.has_few_points)
             for r in self.reductions

@@ -18,8 +18,10 @@ _1 = np.uint32(1)
 
 @njit()
 def _locate(x, edges, bins, low, high, scale, before, most, found):  # type: ignore[no-untyped-def]
-    """Which of the `bins` each of a few values lies in; as many as there are for none. `edges` are
-    followed by as many again as are looked at behind the last one."""
+    """Find the bin of each of a few values; `bins` for values in none.
+
+    Behind `edges` lie as many more numbers as the search may read beyond the last edge.
+    """
     first, end, last = edges[0], edges[bins], np.int64(before.size - 1)
     for i in range(x.size):
         v = np.float64(x[i])

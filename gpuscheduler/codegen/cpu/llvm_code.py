@@ -158,10 +158,14 @@ MOMENT = 6
 
 
 def states(op: str, dtype: DType, shape: tuple[int, ...], few: bool) -> list[Array]:
-    """What a reduction begins with. A sum of doubles, but of few, is followed by what it lost to
-    rounding; a moment is a count, a sum, what that lost, the squared deviations from the mean, the
-    first value, and the sum of what the others are beyond that: numbers that are near to each other
-    and far from zero lose nothing by it. Where an extreme is comes before the extreme itself."""
+    """Return the arrays in which a reduction begins.
+
+    A sum of doubles, unless it is of few, is followed by its rounding error. A moment is six
+    arrays: the count, the sum, its rounding error, the squared deviations from the mean, the first
+    value, and the sum of the differences from the first value. With the first value taken off,
+    numbers that are close to each other and far from zero lose no digits. The position of an
+    extreme comes before the extreme.
+    """
     if op == "moment":
         return [np.zeros(shape) for _ in range(MOMENT)]
     if op in EXTREMES:

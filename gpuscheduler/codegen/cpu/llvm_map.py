@@ -27,8 +27,7 @@ from .llvm_text import LlvmText, NotWritten, RegionLoop, memory_type, total
 def map_loop(
     shape: tuple[int, ...], roots: Sequence[Expr], views: Sequence[View]
 ) -> CompiledLoop | None:
-    """Code that writes the roots' values to memory that is numbered by the views; None where there
-    is none."""
+    """Return code that writes the roots' values through the views; None where there is none."""
     try:
         if any(v.strides[-1] != 1 for v in views):
             raise NotWritten("results that do not lie along the rows")

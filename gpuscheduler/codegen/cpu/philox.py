@@ -47,8 +47,10 @@ def values(op: str, key: int, positions: Any, dtype: DType) -> Array:
 
 
 def fill(op: str, key: int, view: View, out: Array) -> None:
-    """The same for elements that a view numbers, written into `out`. Where it has a stride of 0,
-    `out` has a length of 1."""
+    """Write the random numbers of the elements that a view numbers into `out`.
+
+    Where the view has a stride of 0, `out` has a length of 1.
+    """
     if not out.size:
         return
     target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)

@@ -242,8 +242,10 @@ class Region:
         given: Sequence[Array],
         fresh: bool,
     ) -> None:
-        """Evaluate and write into arrays of the whole space; `fresh` says that these are as
-        foreseen and nobody else's."""
+        """Evaluate the region, and write into arrays of the whole space.
+
+        `fresh` says that these are as planned, and that no one else has them.
+        """
         if fresh and self.code is not None:
             flats = [buffer_memory(out) for out in outs]
             places = [

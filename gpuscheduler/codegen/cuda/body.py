@@ -82,8 +82,10 @@ class Body:
     def loads(
         self, tree: NodeTree, chosen: Iterable[int], site: LoopSite, target: str
     ) -> list[str]:
-        """Statements that load inputs, each if its guard holds. `target` names the variable of one,
-        with its number for ``#``."""
+        """Write statements that load inputs, each if its guard holds.
+
+        `target` names the variable of an input, with the input's number for ``#``.
+        """
         schedule = self.schedule
         chosen = list(chosen)
         lines = []
@@ -141,9 +143,12 @@ class Body:
         self, tree: NodeTree, wanted: Iterable[int], site: LoopSite, inputs: dict[int, str],
         element: str = "", drawn: dict[int, str] | None = None, done: Iterable[int] = (),
     ) -> list[str]:  # fmt: skip
-        """One statement for each node. `inputs` are the values in memory, `element` the number of
-        the element in its vector, `drawn` random numbers that there are already, `done` nodes that
-        have their statements."""
+        """Write one statement for each node.
+
+        `inputs` are the values in memory, by node. `element` is the number of the element in its
+        vector, `drawn` are random numbers that exist already, and `done` are nodes that have their
+        statements.
+        """
         schedule = self.schedule
         lines = []
         done = set(done)

@@ -150,10 +150,11 @@ class Coordinates:
     def slabs(
         self, group: str, cuts: dict[int, tuple[int, int]], kind: str = "whole"
     ) -> PointRange:
-        """Points that are not in the core. They lie in slabs before and behind it along one axis
-        after the other. Of another `kind` are those that are in the core along the last axis
-        ("core": vectors then), those that are in it along all others ("last"), and those that are
-        neither ("beyond")."""
+        """Find points outside the core, which lie in slabs before and behind it along each axis.
+
+        `kind` selects some of them: "core" those inside the core along the last axis (vectors
+        then), "last" those inside it along all other axes, and "beyond" the rest.
+        """
         schedule, arguments = self.schedule, self.arguments
         lengths = [a.length for a in schedule.axes[group]]
         last, steps = len(lengths) - 1, 1

@@ -62,8 +62,10 @@ class NodeText:
         return text
 
     def bin(self, bins: Bins, value: str) -> str:
-        """The number of a value's bin. Edges that lie evenly are arguments, others are part of the
-        text."""
+        """Write the number of a value's bin.
+
+        Evenly spaced edges are arguments; other edges are part of the text.
+        """
         arguments = self.arguments
         real, edges = TYPES[bins.code], bins.edges
         count = f"(int){arguments.slot(('bins', bins), len(bins))}"

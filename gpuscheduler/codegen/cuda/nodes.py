@@ -20,8 +20,10 @@ Case = frozenset[tuple[int, bool]]
 
 @dataclass(frozen=True, slots=True)
 class DeviceCall:
-    """A Python function that a kernel's text calls: what is to be linked to it. The text declares
-    `symbol`; the same symbol means the same function, of the same types."""
+    """A Python function that a kernel's text calls, and that is linked to it.
+
+    The text declares `symbol`. The same symbol means the same function of the same types.
+    """
 
     symbol: str
     #: As a ``call`` node has it: `.python`, `.name`, `.digest`, `.lasting`, `.repeats`.
@@ -66,8 +68,11 @@ def simplify_cases(cases: set[Case]) -> set[Case]:
 
 
 class NodeTree:
-    """Equal nodes once, arguments first. What an input's load and a call depend on is its `guard`,
-    a node (None where it happens always): a loop may have no end for arguments not meant for it."""
+    """The numbered nodes of expressions: equal nodes once, arguments first.
+
+    Loads and calls have a `guard`: the node that says whether they happen, or None for always. A
+    call must not happen without its guard: a loop in it might not end for other arguments.
+    """
 
     def __init__(self, roots: Sequence[Expr], letter: str):
         self.letter = letter
@@ -129,8 +134,10 @@ class NodeTree:
         return self._known[words]
 
     def _add_gather(self, expr: Expr, number: int) -> int:
-        """An element of an array at a place that is computed. The place is counted from where the
-        array's view begins: that is part of the pointer."""
+        """Add an element of an array at a computed place.
+
+        The place is counted from the beginning of the array's view, which is part of the pointer.
+        """
         array, view = expr.args[0].data
         if any(view.strides):
             evenly = self._add("index", "i8", (), View(0, view.strides))
@@ -141,8 +148,10 @@ class NodeTree:
         return found
 
     def _guards(self, known: Callable[[int], bool]) -> dict[int, int | None]:
-        """The node that says whether each node is needed where it reads something; None for what
-        always is. `known` are the conditions that count."""
+        """Return, for each node, the node that says whether it is needed; None for always.
+
+        Only conditions that `known` accepts count, and only nodes that read memory need a guard.
+        """
         needs: list[set[Case]] = [set() for _ in self.nodes]
         for r in self.roots:
             needs[r].add(frozenset())

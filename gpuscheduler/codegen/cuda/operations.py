@@ -251,8 +251,11 @@ def truth(short: str, x: str) -> str:
 
 
 def cast(old: str, new: str, x: str) -> str:
-    """A value in another type. A real number that an integer type does not hold becomes what it
-    becomes on x86-64: the least int32 or int64; the lowest bits of that in shorter types."""
+    """Write the conversion of a value to another type.
+
+    A real number that an integer type cannot hold becomes what it becomes on x86-64: the least
+    int32 or int64, and the lowest bits of that in shorter types.
+    """
     if old == new:
         return x
     if new == "b1":
@@ -354,8 +357,11 @@ struct alignas(8) {name} {{
 
 
 def _sum_operation(op: str, gives: str, name: str, scans: bool) -> str:
-    """Sums and products. Those of floating point are of doubles; what a thread has at hand is
-    added up in its own type first."""
+    """Write the structure of sums and products.
+
+    Floating-point numbers are accumulated as doubles; each thread first adds up the values that it
+    has at hand in their own type.
+    """
     kind, sign = TYPES[gives], "+" if op == "sum" else "*"
     if gives[0] in "iu":
         wide = f"unsigned {'long long' if gives[1] == '8' else 'int'}"

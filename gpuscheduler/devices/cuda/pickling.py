@@ -65,8 +65,10 @@ def find_name(module: str, name: str) -> Any:
 
 
 def reduce_kernel(kernel: Any) -> Any:
-    """Its own way, with nothing in what it remembers by types and devices. The keywords that it was
-    made with have names."""
+    """Reduce a kernel as CuPy does, without its caches by types and devices.
+
+    Dictionaries of keywords, whose keys are strings, are kept.
+    """
     make, arguments, state, *rest = kernel.__reduce_ex__(4)
     kept = [
         {} if isinstance(v, dict) and not all(isinstance(k, str) for k in v) else v for v in state

@@ -365,8 +365,10 @@ def _source(xp: Any, seed: np.random.SeedSequence, n: int) -> Any:
 
 
 class _WideSeed(np.random.SeedSequence):
-    """Gives CuPy a seed of 63 bits, as many as it can use. It asks for 32 only, of which two
-    of 10,000 chunks are the same with a probability of one in a hundred.
+    """Gives CuPy a seed of 63 bits, as many as it can use.
+
+    CuPy asks for 32 bits only. With these, two of 10,000 chunks have equal seeds with a probability
+    of one in a hundred.
 
     >>> seed = np.random.SeedSequence(3)
     >>> _WideSeed.from_sequence(seed).generate_state(1, np.uint32)

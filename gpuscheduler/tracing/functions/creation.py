@@ -218,8 +218,11 @@ def _conversion_function(name: str) -> Callable[..., Any]:
 
 
 def _sending_function(name: str) -> Callable[..., Any]:
-    """CuPy's may move what is on the host. NumPy has nothing like that, which is refused, but for
-    what is on the devices before the function runs."""
+    """Return a traced form of a CuPy function that may copy arrays from the host.
+
+    NumPy has no such copy: traced arrays are refused, except those that are on the devices before
+    the traced function runs.
+    """
     make, beside = getattr(np, name), _conversion_function(name)
 
     @functools.wraps(make)

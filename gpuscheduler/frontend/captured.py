@@ -1,4 +1,4 @@
-"""Values that tasks hold: what they are made of, and whether two are the same."""
+"""Parts of functions and containers in tasks, and whether anybody has changed these since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of blocks that Dask does not say, from those around them."""
+"""Estimate shapes and sizes of blocks that Dask does not say, from the blocks around them."""
 
 from __future__ import annotations
 

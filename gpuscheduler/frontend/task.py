@@ -1,4 +1,4 @@
-"""What every task of our own kinds tells, and how it is made again with other parts.
+"""The interface of this package's own kinds of tasks, and its defaults for Dask's tasks.
 
 Dask's tasks are called with the values that they read, by key; so are ours. The functions here take
 tasks of either origin, and give the default for Dask's.

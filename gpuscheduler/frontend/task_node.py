@@ -39,15 +39,15 @@ class TaskNode:
     block: Any = None
     #: Whether it reads a file or writes one.
     aside: bool = False
-    #: Whether it may do that a second time.
+    #: Whether its file can be read a second time: no task writes to it.
     again: bool = False
     #: Whether it sends an array of the host, or a block of a file, to a device at once.
     sent: bool = False
     #: Whether it does nothing but store a block.
     stores: bool = False
-    #: Whether it stores a block and runs on its device, as others do.
+    #: Whether it stores a block to an array on a GPU, or among other operations.
     written: bool = False
-    #: Whether it gives back the array that it has written to.
+    #: Whether its value is the array on a GPU that it has written to.
     lent: bool = False
     #: Why it is no kernel.
     why: str | None = None

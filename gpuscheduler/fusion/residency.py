@@ -1,4 +1,4 @@
-"""Keep NumPy's arrays on GPUs: what is called gets NumPy's, kernels read and make GPUs'.
+"""Keep NumPy's arrays on GPUs between kernels; functions that are called get them on the host.
 
 `make_resident` follows fusion for a graph of NumPy's arrays whose kernels run on GPUs.
 The graph then is what a user would have written with `to_backend`: arrays of the host are sent by

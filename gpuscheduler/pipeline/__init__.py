@@ -11,9 +11,9 @@ compile        From a graph to a plan: the passes in their order.
 plan_entry     A plan as the plan cache keeps it, and beside it what its runs have learned.
 template       Plan templates: plans without names and data, reused for alike collections.
 cache          The plan cache: collections that were computed before are not planned again.
-gpu_libraries  Find out which GPU library a computation names.
+gpu_libraries  Find out whether a computation names a GPU library, or pins a task to a device.
 choice         Choose whether GPUs or the host's threads compute NumPy's arrays, and remember …
-number_errors  Ask whether NumPy is to raise, call or log on errors of numbers: no kernel does that.
+number_errors  Find out whether NumPy raises, calls or logs on floating-point errors: no kernel …
 request        What a caller asks of `get`: Dask's arguments, completed from Dask's configuration.
 persist        Persist collections: rebuild each from the chunks that a scheduler has kept.
 planner        Find the plan of a computation in the plan cache, or make it.

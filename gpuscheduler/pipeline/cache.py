@@ -40,7 +40,7 @@ from .template import FilledTemplate, PlanTemplate, template
 
 Key = Any
 T = TypeVar("T")
-#: The number of a layer that somebody may write to, and what was in it.
+#: The number of a layer that its owner may write to, and the tasks that were in it.
 Written = tuple[int, tuple[Any, ...]]
 
 #: Default limit of plans and templates together, in bytes.
@@ -52,15 +52,17 @@ PART = 1 / 4
 #: Bytes that a step of a small plan takes, about, and one word of a template. (By tracemalloc,
 #: steps of 4,000 blocks took 2,000 to 3,100 bytes, in sums, means, rechunk and map_blocks.)
 STEP, WORD = 3_000, 150
-#: ... and of a step that a template gave, what is its own.
+#: Bytes of a step that a template gave, without the parts that it shares with the template.
 FILLED_STEP = 600
-#: ... and what its graph has for a step beside that: names, sizes, reasons.
+#: Bytes that a graph has for each step: names, sizes, reasons.
 BESIDE = 800
-#: From so many steps on, so many of them are looked at, and of each no more objects than these.
+#: The size of a plan with `MANY` steps or more is estimated from `SAMPLE` steps, and from at most
+#: `DEEP` objects of each.
 MANY, SAMPLE, DEEP = 1_000, 32, 2_000
-#: Of more words than so many for each task little is wanted: it takes longer to read than to plan.
+#: A collection with more words than `CULLED` for each planned task, and more than `SMALL` in all,
+#: gets no template: most of its graph is culled, and reading it takes longer than planning.
 CULLED, SMALL = 200, 1_000
-#: Collections that are remembered for that.
+#: Collections without a template for that reason that are remembered.
 REMEMBERED = 1_000
 
 
@@ -166,7 +168,7 @@ def _as_hashable(keys: Any) -> Any:
 
 
 class _Kept(NamedTuple):
-    """A plan, the layers that it is for, and those of them that somebody may write to."""
+    """A plan, references to its layers, and the layers that their owners may write to."""
 
     entry: PlanEntry
     watched: list[Any]

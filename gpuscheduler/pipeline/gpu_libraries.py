@@ -1,4 +1,4 @@
-"""Find out which GPU library a computation names.
+"""Find out whether a computation names a GPU library, or pins a task to a device.
 
 An array of one, a function that uses one, a pin to a GPU.
 

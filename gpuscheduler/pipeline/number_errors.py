@@ -1,4 +1,4 @@
-"""Ask whether NumPy is to raise, call or log on errors of numbers: no kernel does that."""
+"""Find out whether NumPy raises, calls or logs on floating-point errors: no kernel does."""
 
 from __future__ import annotations
 

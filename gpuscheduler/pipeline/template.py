@@ -1,12 +1,10 @@
 """Plan templates: plans without names and data, reused for alike collections.
 
-A collection that differs in nothing but these from one that was planned before is not planned
-again.
-
-So is each round of an iteration: its arrays have new names, and the same functions do the same to
-new blocks. What graphs say is compared layer by layer, as Dask wrote them: a Blockwise layer is one
-task, however many blocks it has. What may not mean the same in two graphs (a mutable argument, an
-array in a class of the user's own) makes a graph unlike all others.
+A collection that differs from a planned one only in names and data gets its plan from a template.
+The rounds of an iteration are alike, for example: the same functions read new blocks under new
+names. Fingerprints compare graphs layer by layer, as Dask wrote them: a Blockwise layer is one
+task, however many blocks it has. A graph with a part that may mean something else in another graph
+has no fingerprint and no template: a mutable argument, an array in a class of the user's own.
 """
 
 from __future__ import annotations
@@ -78,11 +76,11 @@ class PlanTemplate:
 
     entry: PlanEntry
     names: tuple[str, ...]
-    own: dict[int, list[int]]  # in the tasks of steps
-    constants: dict[int, dict[Key, int]]  # among what steps read as it is
-    slots: set[int]  # steps whose tasks have some
-    values: dict[int, tuple[bytes, ...]]  # of arrays in tasks, where these decide what tasks do
-    around: tuple[Variable, ...]
+    own: dict[int, list[int]]  # by step, the numbers of data that its task holds
+    constants: dict[int, dict[Key, int]]  # by step, the numbers of its constants that are data
+    slots: set[int]  # steps whose tasks have slots
+    values: dict[int, tuple[bytes, ...]]  # by number, arrays whose values the plan depends on
+    around: tuple[Variable, ...]  # functions and variables that the plan depends on
 
     def __repr__(self) -> str:
         return f"<Template of {self.entry.plan!r}>"
@@ -92,11 +90,11 @@ class PlanTemplate:
         return all_unchanged(self.around) and not self.entry.graph.has_changed()
 
     def fits(self, like: Fingerprint) -> bool:
-        """Whether the arrays of a like computation have the values that the plan depends on."""
+        """Whether the arrays of a computation have the values that the plan depends on."""
         return all(content(like.data[n]) == before for n, before in self.values.items())
 
     def fill(self, like: Fingerprint, wanted: tuple[Key, ...]) -> PlanEntry:
-        """The plan of a computation that is like the template's."""
+        """Return the plan of a computation with the template's fingerprint."""
         names = dict(zip(self.names, like.names, strict=True))
         data, steps = like.data, []
         known: dict[int, Any] = {}
@@ -127,7 +125,7 @@ class PlanTemplate:
         )
 
     def graph_of(self, like: Fingerprint, wanted: tuple[Key, ...]) -> Graph:
-        """The graph of a computation that is like the template's."""
+        """Return the graph of a computation with the template's fingerprint."""
         names = dict(zip(self.names, like.names, strict=True))
         graph, data = self.entry.graph, like.data
         called = {t: _rename_key(t, names) for w in graph.wanted if (t := graph.alias.get(w))}
@@ -253,9 +251,9 @@ class _DataTaker:
         return replace(step, task=task, constants=rest)
 
     def _calls_objects(self, task: Any) -> bool:
-        """Whether a task calls as they were written those of its parts that have objects.
+        """Whether a task only calls functions with opaque objects, as they are written.
 
-        What a kernel does may depend on what they are; no function that has one is traced today.
+        A kernel may depend on the objects. (No function that holds one is traced today.)
         """
         if type(task) in AS_WRITTEN and getattr(task, "gpu_task", None) is None:
             return all(map(self._calls_objects, task.parts))
@@ -265,7 +263,7 @@ class _DataTaker:
         return swap_parts(task, lambda it: None if id(it) in objects else it, {}) is task
 
     def has_data(self, task: Any) -> bool:
-        """Whether a task has data in any of its parts that were not looked at before."""
+        """Whether a task has data in any of its parts; parts that were searched are skipped."""
         seen, stack = self._seen, [task]
         while stack:
             it = stack.pop()
@@ -279,7 +277,7 @@ class _DataTaker:
 
 
 def _parts_of(it: Any) -> Iterable[Any]:
-    """Return what a task or a part of one holds, also where nobody puts others in."""
+    """Return all parts of a task or of a part, also those that `swap_parts` never replaces."""
     kind = type(it)
     if kind in (tuple, list, set, frozenset):
         return it  # type: ignore[no-any-return]
@@ -302,10 +300,11 @@ def _parts_of(it: Any) -> Iterable[Any]:
 
 
 class FilledTemplate:
-    """The latest plan with some structure, for computations with the same names and the same data.
+    """The plan that a template gave last, for computations with the same names and data.
 
-    Those get the very same steps. It lives no longer than any layer that has some of the data. The
-    plan that a template was made of is only referred to: its graph has more than a plan needs.
+    These get the very same steps. This lives no longer than the first layer that has any of the
+    data. It has only a weak reference to the plan that the template was made of, whose graph is
+    larger than a plan needs.
     """
 
     def __init__(

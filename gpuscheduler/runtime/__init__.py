@@ -11,7 +11,7 @@ spill           The spill store: evicted values in files, one for each.
 state           Decide what to do next: events in, instructions out.
 tape            Launch tapes: the orders of a run that needs no decisions.
 allocations     What one step allocates, by the line that does it.
-under_way       The runs that are under way in this process, for whoever shows them.
+under_way       The runs under way in this process, for displays of their progress.
 observe         What runs did: one recording, from which everything is fed.
 protocol        What the loop asks of devices and of hardware.
 dask_callbacks  Run Dask's callbacks (progress bar, profilers, cache) around a run.

@@ -1,4 +1,4 @@
-"""The runs that are under way in this process, for whoever shows how far they are.
+"""The runs under way in this process, for displays of their progress.
 
 A display reads. A run never waits for one, and calls none of its code but `woken`, as it begins.
 """

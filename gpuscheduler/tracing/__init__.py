@@ -1,8 +1,8 @@
 """A Python function as IR: run on arrays without values, or compiled by Numba.
 
-abstract        What a trace knows of a value that it does not have.
+abstract        Abstract values of a trace: what it knows of arrays, mostly without their elements.
 bytecode        What a function's bytecode reads, calls and writes.
-registry        The functions that a trace knows, and what stands for them.
+registry        The functions that a trace knows, and the functions that replace them.
 purity          Purity analysis: which functions may be run on arrays without values.
 context         The trace context: one run of a function on arrays without values.
 numba_cpu       Compile a Python function of numbers for the CPU with Numba.

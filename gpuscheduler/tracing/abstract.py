@@ -1,4 +1,4 @@
-"""What a trace knows of a value that it does not have."""
+"""Abstract values of a trace: what it knows of arrays, mostly without their elements."""
 
 from __future__ import annotations
 

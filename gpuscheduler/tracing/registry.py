@@ -1,4 +1,4 @@
-"""The functions that a trace knows, and what stands for them."""
+"""The functions that a trace knows, and the functions that replace them."""
 
 from __future__ import annotations
 

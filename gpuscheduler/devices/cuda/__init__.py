@@ -13,7 +13,7 @@ launch            What a launch needs: pointers, workspace, and kernels ready to
 kernel_code       Compile kernels once per structure, and load them once per device.
 kernels           Launch the kernels of tasks, each with one argument.
 random_kernels    Draw blocks of random numbers as CuPy arrays, for other schedulers.
-result_rooms      Arrays that are the whole of a result, in which its blocks are made.
+result_rooms      Result rooms: the memory of a whole result, into which steps write their blocks.
 arrays            CuPy arrays and containers of them: bytes, order, and copies on the host.
 replay            Replay a launch tape: kernels, arrays and addresses in one table.
 lane              One device's place in a team: its streams, events and what it holds.

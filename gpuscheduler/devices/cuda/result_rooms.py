@@ -1,4 +1,4 @@
-"""Arrays that are the whole of a result, in which its blocks are made."""
+"""Result rooms: the memory of a whole result, into which steps write their blocks."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from .gc_control import garbage_spared
 from .options import Options
 from .pipeline.cache import PlanCache
 from .pipeline.execute import PlanExecutor, PlanRun
-from .pipeline.gpu_libraries import Libraries, Named
+from .pipeline.gpu_libraries import GpuUse, Libraries
 from .pipeline.numpy_arrays import NumpyArrays
 from .pipeline.persist import persist_collections
 from .pipeline.plan_entry import PlanEntry
@@ -247,8 +247,8 @@ class Scheduler(ObservedScheduler):
     def _compute(self, request: ComputeRequest) -> Any:
         """Plan and run: return values, or tasks that give persisted chunks."""
         self._check_open()
-        if (named := self._names(request.dsk, request.cache)).gpu_library is None:
-            return self._compute_numpy(request, named)
+        if (use := self._gpu_use(request.dsk, request.cache)).gpu_library is None:
+            return self._compute_numpy(request, use)
         return self._compute_here(request)
 
     def _compute_here(self, request: ComputeRequest) -> Any:
@@ -270,10 +270,10 @@ class Scheduler(ObservedScheduler):
                 request.cache.update(zip(entry.graph.wanted, values, strict=True))
             return nest_values(request.keys, iter(values))
 
-    def _compute_numpy(self, request: ComputeRequest, named: Named) -> Any:
-        """Compute what names no GPU library: on GPUs where that is chosen, else on the host."""
+    def _compute_numpy(self, request: ComputeRequest, use: GpuUse) -> Any:
+        """Compute NumPy's arrays on GPUs if that is chosen, otherwise on the host."""
         work = self._numpy
-        choice = work.why_on_host(named, request.dsk, request)
+        choice = work.why_on_host(use, request.dsk, request)
         if choice is None:
             values, self.last, choice = work.compute(request, self.last)
             if values is not None:
@@ -308,10 +308,10 @@ class Scheduler(ObservedScheduler):
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
 
-    def _names(self, dsk: Any, cache: Mapping[Any, Any] | None = None) -> Named:
-        """What a computation names that is of GPUs; on CPU devices, nothing is looked for."""
+    def _gpu_use(self, dsk: Any, cache: Mapping[Any, Any] | None = None) -> GpuUse:
+        """Return why a computation has to run on GPUs; on CPU devices, a reason in any case."""
         if not self.host_threads and self.hardware.kind != "cuda":  # a forked child has no hardware
-            return Named("CPU devices")
+            return GpuUse("CPU devices")
         found = self._libraries.look(dsk)
         return found if cache is None or found.gpu_library else self._libraries.look(cache)
 
@@ -382,11 +382,11 @@ class Scheduler(ObservedScheduler):
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
         dsk, keys = received_by_scheduler(*collections)
-        named = self._names(dsk)
-        if named.gpu_library is not None:
+        use = self._gpu_use(dsk)
+        if use.gpu_library is not None:
             return self._predict(dsk, keys).plan
         chosen = partial(self._predict, dsk, keys, resident=True)
-        plan, said = self._numpy.plan_where_chosen(named, dsk, chosen)
+        plan, said = self._numpy.plan_where_chosen(use, dsk, chosen)
         if plan is None:
             plan = (self._host_scheduler() or self)._predict(dsk, keys).plan
         return plan.with_facts(choice_text=said)

@@ -45,7 +45,7 @@ _ATOMS = frozenset({
     bool, bytearray, bytes, complex, float, int, range, slice, str, type(None), type(Ellipsis),
     np.dtype, Alias, CodeType, TaskRef,
 })  # fmt: skip
-#: Things that are looked at in one layer, at most: what is behind them is not looked for.
+#: Objects that are visited in one layer, at most; others are taken to have no GPU library.
 MOST = 200_000
 
 #: A dictionary of globals or a cell, a name there, and what it was.
@@ -81,21 +81,21 @@ def _is_pinned(expr: Any) -> bool:
     return any(p is not None and not is_pin_rule(p) for p in pins)
 
 
-class Named(NamedTuple):
-    """What a computation names that is of GPUs."""
+class GpuUse(NamedTuple):
+    """Why a computation has to run on GPUs, if it has to."""
 
-    gpu_library: str | None  # what it names first, for people; None where its arrays are NumPy's
-    keeps: bool = False  # whether it reads arrays of NumPy's that GPUs keep
+    gpu_library: str | None  # the library or annotation that it names; None without any
+    keeps: bool = False  # whether it reads NumPy's arrays that GPUs keep
 
 
 class Libraries:
-    """Looks at computations, and remembers their layers as long as these live."""
+    """Finds GPU libraries in computations, and remembers the layers that were searched."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[Layer], Named, list[Watched], Items]] = {}
+        self._known: dict[int, tuple[ref[Layer], GpuUse, list[Watched], Items]] = {}
 
-    def look(self, dsk: Any) -> Named:
-        """What a computation names that is of GPUs.
+    def look(self, dsk: Any) -> GpuUse:
+        """Return which GPU library or annotation a computation names, if any.
 
         >>> import dask
         >>> import dask.array as da
@@ -110,7 +110,7 @@ class Libraries:
         graphs = [dsk]
         if hasattr(dsk, "walk") and hasattr(dsk, "operands"):
             if _is_pinned(dsk):
-                return Named(f"{PIN}=")
+                return GpuUse(f"{PIN}=")
             graphs = list(dsk.walk())
         look, keeps = _Look(), False
         for graph in graphs:
@@ -125,26 +125,26 @@ class Libraries:
                 operands = getattr(graph, "operands", ())
                 found = look.find_library([x for x in operands if not isinstance(x, Expr)])
             if found is not None:
-                return Named(found)
-        return Named(None, keeps or look.keeps)
+                return GpuUse(found)
+        return GpuUse(None, keeps or look.keeps)
 
-    def _layers(self, layers: Iterable[Layer]) -> Named:
+    def _layers(self, layers: Iterable[Layer]) -> GpuUse:
         keeps = False
         for layer in layers:  # what the collections themselves say, first
             facts = layer.collection_annotations
             if facts and (found := library(facts.get("chunk_type"))):
-                return Named(found)
+                return GpuUse(found)
             pin = (layer.annotations or {}).get(PIN)
             if pin is not None and not is_pin_rule(pin):
-                return Named(f"{PIN}=")
+                return GpuUse(f"{PIN}=")
         for layer in layers:
-            named = self._layer(layer)
-            if named.gpu_library is not None:
-                return named
-            keeps = keeps or named.keeps
-        return Named(None, keeps)
+            use = self._layer(layer)
+            if use.gpu_library is not None:
+                return use
+            keeps = keeps or use.keeps
+        return GpuUse(None, keeps)
 
-    def _layer(self, layer: Layer) -> Named:
+    def _layer(self, layer: Layer) -> GpuUse:
         key = id(layer)
         known = self._known.get(key)
         if known is not None and known[0]() is layer:
@@ -152,7 +152,7 @@ class Libraries:
             if _are_unchanged(watched) and has_items(layer, items):
                 return found
         look = _Look()
-        found = Named(look.find_library(_layer_contents(layer)), look.keeps)
+        found = GpuUse(look.find_library(_layer_contents(layer)), look.keeps)
         if look.sure:
             gone = partial(_forget, ref(self), key)
             self._known[key] = ref(layer, gone), found, look.watched, items_of(layer)
@@ -201,7 +201,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 class _Look:
-    """One look: whatever it has seen it does not look at again."""
+    """One search through a layer, which visits each object once."""
 
     def __init__(self) -> None:
         self.seen: dict[int, Any] = {}  # held, or another object might have the same identity
@@ -211,7 +211,7 @@ class _Look:
         self.todo: list[Any] = []
 
     def find_library(self, values: Iterable[Any]) -> str | None:
-        """The GPU library that is named first in these."""
+        """Return the first GPU library among these things; None without one."""
         self.todo += values
         todo, seen = self.todo, self.seen
         while todo:

@@ -28,7 +28,7 @@ from ..runtime.protocol import Hardware, Lease
 from ..values import leaves
 from .choice import GPU, HOST, ArraySizes, Choice, called_reasons
 from .execute import PlanExecutor, PlanRun
-from .gpu_libraries import Named
+from .gpu_libraries import GpuUse
 from .number_errors import wants_number_errors
 from .plan_entry import PlanEntry
 from .planner import Planner
@@ -56,12 +56,12 @@ class NumpyArrays:
     recorded: Callable[[], AbstractContextManager[RunRecord]]
     forked: bool = False  # whether the GPUs are the parent process's
 
-    def why_on_host(self, named: Named, dsk: Any, request: ComputeRequest | None) -> Choice | None:
+    def why_on_host(self, use: GpuUse, dsk: Any, request: ComputeRequest | None) -> Choice | None:
         """The choice of the host where that is sure without a plan; None where a plan will tell."""
-        reason = self._sure_reason(named, dsk, request)
+        reason = self._sure_reason(use, dsk, request)
         return None if reason is None else Choice(HOST, reason)
 
-    def _sure_reason(self, named: Named, dsk: Any, request: ComputeRequest | None) -> str | None:
+    def _sure_reason(self, use: GpuUse, dsk: Any, request: ComputeRequest | None) -> str | None:
         if self.options.numpy == "host":
             return "as asked"
         if self.forked:
@@ -75,7 +75,7 @@ class NumpyArrays:
                 return "it has a pool or a cache of its own"
             if request.callbacks or Callback.active:
                 return "callbacks see each of its tasks"
-        if named.keeps:
+        if use.keeps:
             return None
         sizes = ArraySizes.from_graph(dsk)
         if not sizes.arrays:
@@ -129,10 +129,10 @@ class NumpyArrays:
             compare_values(keys, values, list(scheduler._compute(replace(request, keys=keys))))
 
     def plan_where_chosen(
-        self, named: Named, dsk: Any, predict: Callable[[], PlanEntry]
+        self, use: GpuUse, dsk: Any, predict: Callable[[], PlanEntry]
     ) -> tuple[Plan | None, str]:
         """The plan on GPUs, which `predict` gives; None where the host computes. And why."""
-        choice = self.why_on_host(named, dsk, None)
+        choice = self.why_on_host(use, dsk, None)
         plan: Plan | None = None
         if choice is None:
             try:

@@ -23,7 +23,7 @@ State = tuple[Any, ...]  # what is known of some of the points that are reduced 
 
 
 def broadcast_view(view: View, axes: Sequence[int], count: int) -> View:
-    """The view over more axes, of which it has only some."""
+    """Return a view over `count` axes, of which it has `axes`; it is constant along the others."""
     strides = [0] * count
     for k, s in zip(axes, view.strides, strict=True):
         strides[k] = s
@@ -35,13 +35,13 @@ def reorder_view(view: View, order: Sequence[int]) -> View:
 
 
 def reorder_axes(exprs: Sequence[Expr], order: Sequence[int]) -> list[Expr]:
-    """The same over axes in another order."""
+    """Return expressions over the same axes in another order."""
     leaves = [(n, v) for n in nodes(exprs) if (v := view_of(n)) is not None]
     return substitute(exprs, {id(n): with_view(n, reorder_view(v, order)) for n, v in leaves})
 
 
 def drop_first_axis(leaf: Expr) -> Expr:
-    """A leaf without the first axis, along which it is the same everywhere."""
+    """Return a leaf without its first axis, along which it is constant."""
     view = view_of(leaf)
     return leaf if view is None else with_view(leaf, View(view.offset, view.strides[1:]))
 
@@ -74,12 +74,12 @@ _WIDE = {"f2": "f8", "f4": "f8", "c8": "c16"}
 
 
 def _wide_dtype(dtype: DType) -> DType:
-    """The type in which numbers of this type are added up."""
+    """Return the dtype in which values of this dtype are added up."""
     return np.dtype(_WIDE.get(dtype.str[1:], dtype))
 
 
 def _types(reduction: Reduction) -> tuple[DType, ...]:
-    """The types of a reduction's state."""
+    """Return the dtypes of a reduction's state."""
     op, arg, dtype = reduction.op, reduction.arg.dtype, reduction.dtypes[0]
     if op in ("sum", "prod"):
         return (_wide_dtype(dtype),)
@@ -95,7 +95,7 @@ def _types(reduction: Reduction) -> tuple[DType, ...]:
 
 
 def accumulation_dtype(reduction: Reduction) -> DType:
-    """The type that a reduction's values are taken as: of a moment, double."""
+    """Return the dtype to which a reduction's values are converted first."""
     return reduction.arg.dtype if reduction.op in llvm_code.EXTREMES else _types(reduction)[0]
 
 
@@ -104,7 +104,7 @@ def allocate_state(reduction: Reduction, shape: tuple[int, ...]) -> State:
 
 
 def identity_state(reduction: Reduction, kernel: Kernel) -> State:
-    """The state of no points at all."""
+    """Return the state of a reduction of no points."""
     op = reduction.op
     start = {"sum": 0, "prod": 1, "any": False, "all": True, "moment": 0}.get(op)
     if start is None and 0 in [kernel.shape[k] for k in kernel.axes]:
@@ -121,7 +121,7 @@ _REDUCE: dict[str, np.ufunc] = {op: getattr(np, name) for op, name in llvm_reduc
 def reduce_block(
     reduction: Reduction, value: Array, axes: tuple[int, ...], first: int, strides: tuple[int, ...]
 ) -> State:
-    """The state of one block."""
+    """Return the state of one block."""
     op = reduction.op
     if op in ("argmin", "argmax"):
         return _find_extreme(op, value, axes, first, strides)
@@ -166,7 +166,7 @@ def _accurate_sum(value: Array, axes: tuple[int, ...], wide: DType) -> Any:
 def _find_extreme(
     op: str, value: Array, axes: tuple[int, ...], first: int, strides: tuple[int, ...]
 ) -> State:
-    """Where the extreme is among all points that are reduced, and the extreme itself."""
+    """Return the positions of the extremes among the reduced points, and the extremes."""
     kept = [k for k in range(value.ndim) if k not in axes]
     shape = tuple([value.shape[k] for k in kept])
     over = tuple([value.shape[k] for k in axes])
@@ -205,7 +205,7 @@ def _moment(value: Array, axes: tuple[int, ...], total: DType, real: DType) -> S
 
 
 def merge_states(op: str, a: State, b: State) -> State:
-    """The state of the points of both."""
+    """Return the state of the points of two states."""
     if op in ("argmin", "argmax"):
         return _more_extreme(op, a, b)
     if op == "moment":
@@ -225,7 +225,7 @@ def _more_extreme(op: str, a: State, b: State) -> State:
 
 
 def _chan(a: State, b: State) -> State:
-    """Chan, Golub and LeVeque 1979: squared deviations of two sets together."""
+    """Merge two moments, by Chan, Golub and LeVeque (1979)."""
     with np.errstate(invalid="ignore"):
         (n, s, m), (k, t, o) = a, b
         apart = t / k - s / n
@@ -234,7 +234,7 @@ def _chan(a: State, b: State) -> State:
 
 
 def finish_state(reduction: Reduction, state: State) -> list[Array]:
-    """Results in the types that they are to have."""
+    """Return the results of a state, in the dtypes of the reduction."""
     if reduction.op == "moment":
         n, total, m2 = state
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -35,7 +35,7 @@ def buffer_memory(array: Array) -> BufferMemory:
 
 
 def view_bounds(view: View, box: Box) -> tuple[int, int]:
-    """The least and the greatest number of a view in a box that is not empty."""
+    """Return the least and greatest element number of a view in a box that is not empty."""
     low = high = view.offset
     for stride, (start, stop) in zip(view.strides, box, strict=True):
         a, b = stride * start, stride * (stop - 1)

@@ -118,7 +118,7 @@ def _evaluate_scans(
     words: Mapping[Expr, Expr] | None,
     out: Array | None,
 ) -> tuple[Array, ...]:
-    """The outputs of a kernel of scans: what it scans, the scans, and what is made of them."""
+    """Return the outputs of a kernel of scans: evaluate its arguments, scan them, then the rest."""
     args, outputs, first = _around_scans(kernel)
     values = evaluate(args, arrays, block_bytes, words)
     every = {n: arrays[n] for n in kernel.inputs}
@@ -131,7 +131,7 @@ def _evaluate_scans(
 
 @lru_cache(1024)
 def _around_scans(kernel: Kernel) -> tuple[Kernel, Kernel, int]:
-    """Split a scan into its arguments and what its results become.
+    """Split a kernel of scans into a kernel of their arguments and one that reads their results.
 
     Returns both as kernels, and the number of the first array of results.
     """
@@ -174,7 +174,7 @@ def _facts(kernel: Kernel) -> _KernelFacts:
 
 @lru_cache(1024)
 def _reach(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
-    """How far its leaves reach into each array."""
+    """Return the first and last element that a kernel's leaves read of each array."""
     found: dict[int, tuple[int, int]] = {}
     spaces = (
         ([r.arg for r in kernel.reductions], kernel.shape),
@@ -195,7 +195,7 @@ def _reach(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
 
 @lru_cache(1024)
 def _chooses_calls(kernel: Kernel) -> bool:
-    """Whether some call need not be made at every point."""
+    """Whether a kernel calls a function at some of its points only."""
     choices = [n for n in nodes(kernel.roots) if n.op == "where"]
     return any(n.op == "call" for n in nodes([a for c in choices for a in c.args[1:]]))
 
@@ -281,7 +281,7 @@ class _EvaluationPlan:
         self, shape: tuple[int, ...], exprs: Sequence[Expr], target: View, region: Region,
         count: int,
     ) -> tuple[llvm_code.CompiledLoop | None, Sequence[int]]:  # fmt: skip
-        """Machine code that reduces a box of a region, and the order of its axes.
+        """Return machine code that reduces a box of a region, and the order of its axes.
 
         It reduces to `count` states, numbered by `target`.
         """
@@ -310,12 +310,12 @@ class _EvaluationPlan:
 
     @cached_property
     def has_few_points(self) -> bool:
-        """Whether so few points are reduced that rounding errors are those of NumPy's sums."""
+        """Whether so few points are reduced that sums must round as NumPy's do."""
         return math.prod([self.kernel.shape[k] for k in self.kernel.axes]) <= tuning.FEW_POINTS
 
     @cached_property
     def output_results(self) -> list[int] | None:
-        """Which results the outputs are, where they are nothing else."""
+        """The numbers of the results that the outputs are; None if an output is anything else."""
         numbers = [(r, j) for r, x in enumerate(self.reductions) for j in range(len(x.dtypes))]
         outputs = self.kernel.outputs
         if any(o.op != "reduced" for o in outputs) or len(set(outputs)) < len(outputs):
@@ -405,7 +405,7 @@ def _plan(
 def _evaluate_reductions(
     plan: _EvaluationPlan, memory: dict[int, BufferMemory], given: Sequence[Array]
 ) -> list[Array]:
-    """The results of all reductions, over the axes that are kept."""
+    """Return the results of all reductions, over the kept axes."""
     kernel = plan.kernel
     if kernel.is_histogram:
         return [_evaluate_histogram(plan, memory, given)]
@@ -453,7 +453,7 @@ def _histogram_parts(kernel: Kernel) -> tuple[Bins | None, list[Expr]]:
 def _evaluate_histogram(
     plan: _EvaluationPlan, memory: dict[int, BufferMemory], given: Sequence[Array]
 ) -> Array:
-    """How many values lie in each bin, or what their weights add up to."""
+    """Return the count of values in each bin, or the sum of their weights."""
     (reduction,) = plan.reductions
     kernel = plan.kernel
     bins, _ = _histogram_parts(kernel)
@@ -511,7 +511,7 @@ def _enter(
     plan: _EvaluationPlan, region: Region, found: list[State], origin: tuple[int, ...],
     lengths: tuple[int, ...], states: list[State], seen: Array | None,
 ) -> None:  # fmt: skip
-    """Put what was found of part of a region to the states; `seen` is where there are some."""
+    """Merge the states of a part of a region into `states`; `seen` marks results that have one."""
     target = region.views[0]
     start = target.offset + sum(o * target.strides[k] for k, o in enumerate(origin))
     shape = tuple([lengths[k] for k in region.stays])

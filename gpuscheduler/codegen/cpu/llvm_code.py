@@ -27,7 +27,7 @@ _UNKNOWN = object()
 
 
 def find_or_write(words: Any, write: Callable[[], LoopFunction]) -> LoopFunction:
-    """The function of a row, written once."""
+    """Return the function for a row of expressions; it is written once."""
     found = _written.get(words, _UNKNOWN)
     if found is _UNKNOWN:
         try:
@@ -90,7 +90,7 @@ class CompiledLoop:
         self.place = self.ints.ctypes.data
 
     def __call__(self, memory: Any, given: Sequence[Array], targets: Sequence[int]) -> None:
-        """`targets` are the addresses of what it writes."""
+        """Run the loop; `targets` are the addresses to which it writes."""
         words = [self.place]
         for leaf in self.leaves:
             if type(leaf) is int:
@@ -107,7 +107,7 @@ class CompiledLoop:
     def call_at(
         self, origin: Sequence[int], memory: Any, given: Sequence[Array], targets: Sequence[int]
     ) -> None:
-        """The same for a box of the region that begins elsewhere. `targets` begin there, too."""
+        """Run the loop over a box that begins at `origin`, as `targets` do."""
         ints = self.ints.copy()
         for n, strides in self.moving:
             ints[n] += dot_product(origin, strides)
@@ -141,7 +141,7 @@ NOWHERE = 2**63 - 1
 
 
 def identity(op: str, dtype: DType) -> Any:
-    """A value that changes no other."""
+    """Return the identity element of an operation: a value that changes no other."""
     if op in ("sum", "prod", "any", "all"):
         return np.array({"sum": 0, "prod": 1, "any": False, "all": True}[op], dtype)
     if dtype.kind == "b":

@@ -71,7 +71,7 @@ def reduction_loop(
 
 
 def finish_accumulators(op: str, made: list[Array]) -> tuple[Array, ...]:
-    """States as others make them: without what was lost, which is in them at the end."""
+    """Return states as `accumulate` makes them: rounding errors are in their sums already."""
     if op in EXTREMES:
         return tuple(made)
     return (made[0], made[1], made[3]) if op == "moment" else (made[0],)
@@ -154,7 +154,7 @@ class _LoopAccumulator:
     def take_piece(
         self, text: LlvmText, where: str, piece: str, count: str, helpers: dict[str, str]
     ) -> None:
-        """Put a piece of a row to one state."""
+        """Merge a piece of a row into one state."""
         op, dtype = self.op, self.dtype
         if op == "moment":
             name = "row_sum_f8"
@@ -203,7 +203,7 @@ class _LoopAccumulator:
         self.take(text, where, value, text(f"load i64, ptr {nearest}"))
 
     def _compare_extremes(self, text: LlvmText, value: str, last: str) -> tuple[str, str]:
-        """Whether a value is more extreme than another one, or the same; no number is the most."""
+        """Whether a value is more extreme than another, or equal; NaN is the most extreme."""
         dtype, kind = self.dtype, value_type(self.dtype)
         beats = text.compare("lt" if self.op == "argmin" else "gt", dtype, value, last)
         same = text.compare("eq", dtype, value, last)
@@ -216,7 +216,7 @@ class _LoopAccumulator:
         return beats, same
 
     def finish(self, text: LlvmText, row: RegionLoop) -> None:
-        """Add what was lost; what was lost to an infinite sum is no number."""
+        """Add the rounding errors to the sums; those of infinite sums are NaN."""
         if len(self.arrays) == 1 or self.op in EXTREMES:
             return
         total, lost = self.arrays[1:3] if self.op == "moment" else self.arrays
@@ -248,7 +248,7 @@ class _LoopAccumulator:
         return first, more, text(f"fdiv double 1.0, {one}"), text(f"fdiv double {n}, {more}")
 
     def take(self, text: LlvmText, at: str, found: str, known: Any) -> None:
-        """Put a value to a state."""
+        """Merge a value into a state."""
         if self.op in EXTREMES:
             i8 = np.dtype(np.int64)
             place, there = (
@@ -290,7 +290,7 @@ class _LoopAccumulator:
 
 
 def _add(text: LlvmText, place: str, there: str, found: str) -> None:
-    """Knuth's TwoSum (The Art of Computer Programming 2, 4.2.2): the sum, beside what it loses."""
+    """Add by Knuth's TwoSum (The Art of Computer Programming 2, 4.2.2); keep the rounding error."""
     dtype = np.dtype(np.float64)
     before, gone = text.load(dtype, place), text.load(dtype, there)
     after = text(f"fadd double {before}, {found}")

@@ -48,14 +48,14 @@ class NotWritten(Exception):
 
 
 def memory_type(dtype: DType) -> str:
-    """The type of elements in memory."""
+    """Return LLVM's type of an element in memory."""
     if dtype.kind not in "biuf" or dtype.str[1:] not in _TYPES or not dtype.isnative:
         raise NotWritten(dtype)
     return _TYPES[dtype.str[1:]]
 
 
 def value_type(dtype: DType) -> str:
-    """The type of a value on the way."""
+    """Return LLVM's type of a value in a register."""
     return "i1" if dtype.kind == "b" else memory_type(dtype)
 
 
@@ -166,7 +166,7 @@ class LlvmText:
         return self(f"icmp {sign}{how} {value_type(dtype)} {a}, {b}")
 
     def choose(self, op: str, dtype: DType, a: str, b: str) -> str:
-        """The larger or the smaller, as NumPy chooses; `fmax` and `fmin` let NaNs go."""
+        """Write NumPy's larger or smaller of two values; `fmax` and `fmin` skip NaN."""
         how, odd = _CHOICES[op]
         first = self.compare(how, dtype, a, b)
         kind = value_type(dtype)
@@ -240,7 +240,7 @@ class LlvmText:
         raise NotWritten(op)
 
     def _write_shift(self, op: str, dtype: DType, a: str, b: str) -> str:
-        """Shift as NumPy does: by too many or negative bits, nothing or the sign is left.
+        """Write NumPy's shift: by too many or negative bits leaves 0 or the sign.
 
         Processors leave these cases open.
         """
@@ -253,7 +253,7 @@ class LlvmText:
         return self(f"select i1 {inside}, {kind} {found}, {kind} {rest}")
 
     def _sign(self, dtype: DType, x: str) -> str:
-        """One with the sign of a number; 0 of zeros, and what is no number stays that."""
+        """Write the sign of a number: 1, -1, 0 for zeros, and NaN for NaN."""
         kind = value_type(dtype)
         zero, one, less = ("0.0", "1.0", "-1.0") if dtype.kind == "f" else ("0", "1", "-1")
         above = self.compare("gt", dtype, x, zero)
@@ -323,7 +323,7 @@ class RegionLoop:
         self.words = tuple(words)
 
     def declare_arguments(self, text: LlvmText) -> None:
-        """Declare what the function is given."""
+        """Declare the arguments of the function."""
         self.text, axes = text, self.axes
         self.fixed: dict[int, str] = {}  # what is the same at every point
         self.ints: list[tuple[str, Any]] = []  # numbers that the function is given
@@ -365,7 +365,7 @@ class RegionLoop:
         self.fixed[slot] = found
 
     def begin(self, outer: list[str]) -> None:
-        """Where each leaf's row begins; what is the same along it."""
+        """Write where each leaf's row begins, and values that are constant along the row."""
         text = self.text
         self.rows: dict[int, str] = {}
         self.same = dict(self.fixed)
@@ -384,7 +384,7 @@ class RegionLoop:
                 self.same[self.slots[id(leaf)]] = text.load(leaf.dtype, row)
 
     def values(self, j: str, roots: Sequence[Expr]) -> list[str]:
-        """The roots' values at one point of the row."""
+        """Write the values of the roots at one point of the row."""
         text, found = self.text, dict(self.same)
         for n, leaf in enumerate(self.leaves):
             if n not in self.rows:
@@ -435,7 +435,7 @@ def total(text: LlvmText, parts: Sequence[tuple[str, str | None]]) -> str:
 
 @lru_cache(1)
 def compile_target() -> Any:
-    """LLVM and what it compiles for; None where there is none, or one that is too old."""
+    """Return LLVM and its machine; None without LLVM, or one without pass builders."""
     try:
         import llvmlite.binding as llvm  # type: ignore[import-untyped,unused-ignore]
 
@@ -464,7 +464,7 @@ def _library_has(name: str) -> bool:
 
 @lru_cache(1)
 def cores() -> int:
-    """How many this process may use."""
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

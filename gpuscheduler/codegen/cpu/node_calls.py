@@ -83,7 +83,7 @@ def varying_shape(lengths: tuple[int, ...], varies: tuple[bool, ...]) -> tuple[i
 
 
 def make_call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[..., Any]:
-    """The function that computes a node from its arguments.
+    """Return the function that computes a node from its arguments.
 
     `along` tells which arguments vary along the last axis, where only some do.
     """
@@ -113,7 +113,7 @@ def make_call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[...
 
 
 def _call_packed(function: np.ufunc, a: Any, out: Array | None = None) -> Any:
-    """Call one of the ufuncs that have a bug in NumPy (to 2.4) on CPUs with AVX-512.
+    """Call a ufunc on contiguous arrays: NumPy (to 2.4) has a bug for others with AVX-512.
 
     With an `out` that has strides they write past it. Every fourth negative of four bytes, or
     eighth of eight, is that of another number.
@@ -171,7 +171,7 @@ def draw_numbers(
     op: str, key: int, dtype: DType, view: View, run: Any, origin: tuple[int, ...],
     lengths: tuple[int, ...], *shifts: Any, out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Random numbers whose positions go evenly."""
+    """Draw random numbers at evenly spaced positions."""
     varies = tuple([s != 0 for s in view.strides])
     if out is None:
         out = np.empty(varying_shape(lengths, varies), dtype)
@@ -218,7 +218,7 @@ def evaluate_where(
     node: Expr, run: Inputs, origin: tuple[int, ...], lengths: tuple[int, ...],
     condition: Any, out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """A `where` of which only the chosen points are read."""
+    """Evaluate a `where` of which only the chosen points may be read."""
     if out is None:
         out = np.empty(lengths, node.dtype)
     mask = np.broadcast_to(condition, lengths)
@@ -229,7 +229,7 @@ def evaluate_where(
 
 
 def _evaluate_at(root: Expr, points: list[Array], count: int, run: Inputs) -> Any:
-    """An expression at some points, given by their coordinates."""
+    """Evaluate an expression at some points, given by their coordinates."""
     values: dict[int, Any] = {}
 
     def view_indices(view: View) -> Any:

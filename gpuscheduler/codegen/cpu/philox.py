@@ -14,7 +14,7 @@ from . import tuning
 
 
 def bits(key: int, positions: Any) -> Array:
-    """64 random bits for each element's number.
+    """Return 64 random bits for each position.
 
     >>> [hex(b) for b in bits(0, [0, 1])]
     ['0xe169c58d6627e8d5', '0x9b00dbd8bc57ac4c']
@@ -23,17 +23,17 @@ def bits(key: int, positions: Any) -> Array:
 
 
 def uniform(key: int, positions: Any, dtype: Any = np.float64) -> Array:
-    """Numbers from 0 to just below 1."""
+    """Return uniform random numbers in [0, 1), one for each position."""
     return values("uniform", key, positions, np.dtype(dtype))
 
 
 def normal(key: int, positions: Any, dtype: Any = np.float64) -> Array:
-    """Numbers of the standard normal distribution."""
+    """Return standard normal random numbers, one for each position."""
     return values("normal", key, positions, np.dtype(dtype))
 
 
 def values(op: str, key: int, positions: Any, dtype: DType) -> Array:
-    """What the node `op` (``bits``, ``uniform``, ``normal``) gives for elements of any numbers."""
+    """Return what the node `op` (``bits``, ``uniform``, ``normal``) draws at these positions."""
     positions = np.asarray(positions, np.int64)
     out = np.empty(positions.shape, dtype)
     flat = positions.reshape(-1)
@@ -68,7 +68,7 @@ def fill(op: str, key: int, view: View, out: Array) -> None:
 
 
 def _merge_axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Lengths and strides of at least one axis that give the same numbers in C order.
+    """Return lengths and strides of fewer axes, at least one, for the same numbers in C order.
 
     >>> _merge_axes((5, 1, 4, 2), (100, 9, 2, 1))
     ([5, 8], [100, 1])
@@ -100,7 +100,7 @@ def _run(op: str, key: int, starts: Array, step: int, out: Array) -> None:
 
 
 def _run_at(op: str, key: int, places: Array, out: Array) -> None:
-    """Draw elements of any numbers."""
+    """Draw the numbers of any positions."""
     from . import philox_loops as loops  # as above
 
     if op == "bits":
@@ -118,5 +118,5 @@ def _key_halves(key: int) -> tuple[np.uint64, np.uint64]:
 
 
 def _shift(out: Array) -> np.uint64:
-    """How many of 64 bits are more than fractions of a type have."""
+    """Return how many of 64 bits the fraction of a dtype cannot hold."""
     return np.uint64(40 if out.dtype == np.float32 else 11)

@@ -40,7 +40,7 @@ BUFFERS = -1_000_000
 
 
 def _place(node: Expr, axes: int) -> tuple[View, list[Expr]] | None:
-    """Numbers that go evenly, as a View and what is added to it."""
+    """Return evenly spaced indices as a View, and terms added to it; None for other indices."""
     if node.op == "add" and node.dtype == np.int64 and node.args[1].op == OPEN:
         found = _place(node.args[0], axes)
         return None if found is None else (found[0], [*found[1], node.args[1]])
@@ -75,7 +75,7 @@ class Region:
 
     def __init__(self, box: Box, roots: list[Expr], views: list[View], reduced: frozenset[int],
                  block_bytes: int):  # fmt: skip
-        """`views` (of outputs, say) are kept evenly strided too, as collapsing goes."""
+        """Collapse axes along which the leaves and `views` (of outputs, say) are evenly strided."""
         every = [_view_from_corner(v, box) for v in views]
         leaves = [(n, v) for n in nodes(roots) if (v := view_of(n)) is not None]
         every += [_view_from_corner(v, box) for _, v in leaves]
@@ -91,7 +91,7 @@ class Region:
         self.count = math.prod(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
 
     def _number(self, roots: list[Expr]) -> None:
-        """Give each distinct node a slot, and make calls of those that are not leaves."""
+        """Give each distinct node a slot; nodes that are no leaves become calls."""
         axes = len(self.shape)
         self.dtypes: list[DType] = []
         self.varies: list[tuple[bool, ...]] = []  # along which axes a slot's value may differ
@@ -154,7 +154,7 @@ class Region:
         self._registers()
 
     def _last_uses(self, calls: list[Any]) -> list[_RegionStep]:
-        """Drop what nobody reads (the index of a draw, say), and note when values die."""
+        """Drop calls whose values are not read, and note when each value is read last."""
         needed = set(self.roots)
         steps: list[_RegionStep] = []
         lasting = {s.slot for s in self.once} | {s for s, _ in self.constants}
@@ -167,7 +167,7 @@ class Region:
         return steps[::-1]
 
     def _registers(self) -> None:
-        """Which buffer each slot has: one that has just been read is still in the cache."""
+        """Give each slot a buffer; buffers that were just read, and are cached, come first."""
         self.register: dict[int, int] = {}
         free: list[int] = []
         count = 0
@@ -187,7 +187,7 @@ class Region:
         self.registers = count
 
     def choose_block(self, block_bytes: int) -> tuple[int, ...]:
-        """The shape of a block: long along the axes along which memory is, and no larger."""
+        """Return the shape of a block: long along contiguous axes, and within `block_bytes`."""
         axes = len(self.shape)
         widest = max([d.itemsize for d in self.dtypes], default=1)
         if not self.steps:  # no temporaries
@@ -222,7 +222,7 @@ class Region:
 
     @cached_property
     def drawn_numbers(self) -> DrawnNumbers | None:
-        """How machine code computes what is made of random numbers, where that is worth it."""
+        """How machine code reads drawn random numbers; None where this does not pay."""
         if not llvm_map.is_worth_compiling(self.shape):
             return None
         found = DrawnNumbers(self)
@@ -230,7 +230,7 @@ class Region:
 
     @cached_property
     def code(self) -> llvm_code.CompiledLoop | None:
-        """Machine code that writes its values, where that is worth it."""
+        """Machine code that writes the region's values; None where this does not pay."""
         if not llvm_map.is_worth_compiling(self.shape) or not self.steps:
             return None
         return llvm_map.map_loop(self.shape, self.exprs, self.views)
@@ -316,7 +316,7 @@ class DrawnNumbers:
         ] = {}
 
     def room(self) -> list[Array]:
-        """Buffers of one evaluation, as long as a block needs them."""
+        """Return new buffers for the random numbers of a block."""
         return [np.empty(self._shape(d, self.block), d.dtype).reshape(-1) for d in self.draws]
 
     def _shape(self, draw: DrawCall, lengths: tuple[int, ...]) -> tuple[int, ...]:
@@ -326,7 +326,7 @@ class DrawnNumbers:
         return block_boxes(self.region.shape, self.block, range(len(self.block)))
 
     def exprs(self, lengths: tuple[int, ...]) -> list[Expr]:
-        """The region's, which read the buffers of a block of these lengths."""
+        """Return the region's expressions, which read buffers of a block of these lengths."""
         read = {}
         for node in nodes(self.region.exprs):
             if id(node) in self.numbers:
@@ -343,7 +343,7 @@ class DrawnNumbers:
         self, memory: Mapping[int, BufferMemory], given: Sequence[Array], room: list[Array],
         origin: tuple[int, ...], lengths: tuple[int, ...],
     ) -> dict[int, BufferMemory]:  # fmt: skip
-        """The arrays and a block's random numbers, as if each began at the region's origin."""
+        """Draw a block's random numbers; return all arrays as if at the region's origin."""
         out = dict(memory)
         box = make_box(origin, lengths)
         for n, draw in enumerate(self.draws):
@@ -357,7 +357,7 @@ class DrawnNumbers:
         return out
 
     def code(self, lengths: tuple[int, ...]) -> llvm_code.CompiledLoop | None:
-        """Machine code that writes a block of these lengths."""
+        """Return machine code that writes a block of these lengths; None if there is none."""
         if lengths not in self._writing:
             exprs = self.exprs(lengths)
             self._writing[lengths] = llvm_map.map_loop(lengths, exprs, self.region.views)
@@ -366,7 +366,7 @@ class DrawnNumbers:
     def reducer(
         self, plan: _EvaluationPlan, lengths: tuple[int, ...]
     ) -> tuple[llvm_code.CompiledLoop | None, Sequence[int]]:
-        """Machine code that reduces a block of these lengths, and how that orders the axes."""
+        """Return machine code that reduces a block of these lengths, and the order of its axes."""
         if lengths not in self._reducing:
             stays = self.region.stays
             kept = tuple([lengths[k] for k in stays])
@@ -378,11 +378,11 @@ class DrawnNumbers:
 
     @cached_property
     def has_writing_code(self) -> bool:
-        """Whether there is code that writes it."""
+        """Whether there is machine code to write each block."""
         return all(self.code(lengths) is not None for lengths in {n for _, n in self.boxes()})
 
     def has_reducing_code(self, plan: _EvaluationPlan) -> bool:
-        """Whether there is code that reduces it for its plan."""
+        """Whether there is machine code to reduce each block for a plan."""
         return all(self.reducer(plan, n)[0] is not None for n in {n for _, n in self.boxes()})
 
     def write(
@@ -405,7 +405,7 @@ class DrawnNumbers:
         self, plan: _EvaluationPlan, memory: Mapping[int, BufferMemory], given: Sequence[Array],
         room: list[Array], origin: tuple[int, ...], lengths: tuple[int, ...],
     ) -> list[State]:  # fmt: skip
-        """What machine code makes of a block that is reduced."""
+        """Draw and reduce a block by machine code; return its states."""
         code, order = self.reducer(plan, lengths)
         assert code is not None
         here = self.memory(memory, given, room, origin, lengths)
@@ -443,7 +443,7 @@ class RegionRun:
         self.bound: dict[tuple[int, ...], list[Any]] = {}
 
     def _outs(self, lengths: tuple[int, ...]) -> list[Any]:
-        """Where each slot of a block of this shape is written."""
+        """Return the array into which each slot of a block of this shape is written."""
         outs = self.bound.get(lengths)
         if outs is None:
             region = self.region
@@ -472,7 +472,7 @@ class RegionRun:
     def block(
         self, origin: tuple[int, ...], lengths: tuple[int, ...], targets: Sequence[Array] = ()
     ) -> list[Any]:
-        """Evaluate one block, into `targets` where there are any; else give the roots' values."""
+        """Evaluate one block into `targets`; without these, return the roots' values."""
         region, values = self.region, self.values
         if self.leaves:
             slices = [slice(o, o + n) for o, n in zip(origin, lengths, strict=True)]
@@ -505,7 +505,7 @@ class RegionRun:
 
 
 def _view_from_corner(view: View, box: Box) -> View:
-    """The view from a box's own corner."""
+    """Return a view whose origin is the corner of a box."""
     shift = sum(s * start for s, (start, _) in zip(view.strides, box, strict=True))
     return View(view.offset + shift, view.strides)
 
@@ -539,14 +539,14 @@ def _collapse_axes(
 
 
 def _evaluated_nodes(roots: list[Expr]) -> list[Expr]:
-    """Nodes that are evaluated as such: not those below a guarded one's branches."""
+    """Return the nodes below `roots`, except those in the branches of guarded nodes."""
     return nodes(roots, lambda n: n.args[:1] if n.op == GUARDED else n.args)
 
 
 def block_boxes(
     shape: tuple[int, ...], block: tuple[int, ...], axes: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Origins and lengths of the blocks along some axes, in C order; the other axes are 0 long."""
+    """Yield origins and lengths of the blocks along some axes, in C order."""
     starts = [range(0, shape[k], block[k]) if k in axes else (0,) for k in range(len(shape))]
     for origin in product(*starts):
         yield origin, tuple(
@@ -570,7 +570,7 @@ def _find_clips(roots: list[Expr]) -> list[Expr]:
 
 
 def _clipped_bound(node: Expr, compare: str) -> tuple[Expr, Expr] | None:
-    """The value and the bound of a choice: the bound where the value is beyond it."""
+    """Return the value and the bound of a `where` that limits a value; None for others."""
     if node.op != "where":
         return None
     over, bound, x = node.args

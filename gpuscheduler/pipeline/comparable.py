@@ -22,6 +22,7 @@ from dask.utils import Dispatch, apply
 
 from ..frontend.captured import DRAWING, FRESH, made_of
 from ..frontend.chunk import Chunk, ChunkTask
+from ..frontend.files import is_in_file
 from ..frontend.graph import is_chunk
 from ..frontend.rebuild import has_name
 from ..sparse_parts import arrays_of, library_of
@@ -68,6 +69,30 @@ def is_task_data(value: Any) -> bool:
     if kind is Chunk or kind is np.ndarray:
         return True
     return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
+
+
+def is_file_array(value: Any) -> bool:
+    """Whether a plan depends on the type, shape and dtype only: an array that is read in blocks.
+
+    Examples are memory maps, arrays of Zarr and of HDF5 files, and xarray's lazy arrays.
+
+    >>> is_file_array(np.ones(3)), is_file_array(3)
+    (False, False)
+    """
+    if isinstance(value, np.memmap):
+        return True
+    kind = type(value)
+    if not is_in_file(value) or _root(kind.__module__) in FAMILIAR:
+        return False
+    if hasattr(kind, "__array_ufunc__"):  # it computes, and is in memory
+        return False
+    shape, dtype = value.shape, getattr(value, "dtype", None)
+    return type(shape) is tuple and isinstance(dtype, np.dtype) and hasattr(kind, "__getitem__")
+
+
+def is_data(value: Any) -> bool:
+    """Whether an item of a layer is data: an array, in memory or in a file, or a sparse block."""
+    return is_task_data(value) or library_of(type(value)) is not None or is_file_array(value)
 
 
 def is_singleton(v: Any, kind: type, root: str) -> bool:
@@ -292,6 +317,11 @@ def layout(value: Any) -> Any:
         return None
     if library_of(type(value)) is not None:
         return type(value), tuple(value.shape), tuple(map(layout, arrays_of(value)))
+    if is_file_array(value):
+        dtype, strides = value.dtype, getattr(value, "strides", None)
+        if dtype.hasobject:
+            raise NotComparable
+        return type(value), dtype, type_char(dtype), value.shape, strides
     if is_opaque(value):
         return type(value)
     if not is_task_data(value) or value.dtype.hasobject:

@@ -40,7 +40,6 @@ from ..frontend.chunk import Chunk
 from ..frontend.rebuild import has_name
 from ..frontend.tiles import Tiles, UnfusedTiles
 from ..ir.expr import Expr
-from ..sparse_parts import library_of
 from ..tracing.bytecode import variables_written
 from .columns import ColumnWords, seed_words, short_integers
 from .comparable import (
@@ -61,6 +60,8 @@ from .comparable import (
     find_value,
     find_values,
     has_items,
+    is_data,
+    is_file_array,
     is_harmless,
     is_identified_by_token,
     is_opaque,
@@ -80,9 +81,8 @@ SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
 #: What is said of a layer's blocks by the chunks of an array alone.
 OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles, UnfusedTiles)
 #: Layers of one graph beyond which reading what they say takes long, and tasks of one layer, for
-#: which there is about room in `MOST_WORDS`. (To read takes 16 microseconds a task, on two shared
-#: CPU cores: 1.6 s for an array of 100,000 blocks; to plan it takes 300 and more. A sum of 60,000
-#: blocks like one before it took 10 s there, and planned anew 28.)
+#: which there is about room in `MOST_WORDS`. On two shared CPU cores, to read a task takes 16
+#: microseconds, and to plan it 300 and more.
 MOST_LAYERS, MOST_TASKS = 2_000, 200_000
 #: Words of one layer, and length of one string.
 MOST_WORDS, LONGEST = 1_000_000, 1_000
@@ -368,7 +368,7 @@ class _LayerWords:
 
     def item_words(self, key: Key, item: Any) -> Any:
         value = find_value(item)
-        if is_task_data(value) or library_of(type(value)) is not None:
+        if is_data(value):
             self.data.append(key)
             return Chunk
         if type(item) is DataNode and _name_of(key).startswith(LISTS):
@@ -524,7 +524,7 @@ class _LayerWords:
         return words
 
     def _parts(self, v: Any, kind: type, lists: int) -> Any:
-        if self.one and kind is not Chunk and is_task_data(v):
+        if self.one and kind is not Chunk and (is_task_data(v) or is_file_array(v)):
             self.inside.append(v)
             return ArraySlot
         if kind is not Chunk and is_task_data(v) and not v.size:  # it says of which kind others are

@@ -33,7 +33,7 @@ from ..fusion.residency import HostTask
 from ..plan.plan import OF_STRUCTURE, Step
 from ..tracing.bytecode import ClosureCells
 from ..values import FunctionSet
-from .comparable import ArraySlot, is_opaque, is_task_data
+from .comparable import ArraySlot, is_file_array, is_opaque, is_task_data
 from .fingerprint import Fingerprint, Key
 from .plan_entry import PlanEntry
 
@@ -189,13 +189,13 @@ class _DataTaker:
         self._inside: dict[int, int] = {}
         for n, value in enumerate(like.data):
             self.number.setdefault(id(value), n)
-            if is_task_data(value) or is_opaque(value):
+            if is_task_data(value) or is_opaque(value) or is_file_array(value):
                 self._inside.setdefault(id(value), n)
         #: Arrays that are told by their values stay: the template goes when one changes.
         told = {id(it) for it, _ in like.around if type(it) is np.ndarray}
         self._told = told - self.number.keys()
-        #: Objects in tasks, by their ids.
-        self._objects = {id(v) for v in like.data if is_opaque(v)}
+        #: Objects in tasks, and arrays in files, by their ids.
+        self._objects = {id(v) for v in like.data if is_opaque(v) or is_file_array(v)}
         self._known: dict[int, Any] = {}
         self._seen: set[int] = set()
         #: Numbers of the data taken out of steps: their own, among constants, and in slots.
@@ -239,6 +239,8 @@ class _DataTaker:
         }
         if any(id(v) not in number for v in (*own, *constants.values())) or self.has_data(task):
             return None
+        if any(id(v) in self._objects for v in constants.values()) and not _is_as_written(task):
+            return None  # a kernel may depend on what is in a file
         rest = {k: v for k, v in step.constants.items() if k not in constants}
         if any(map(self.has_data, rest.values())):  # in what a user's tuple holds, say
             return None
@@ -255,10 +257,10 @@ class _DataTaker:
 
         A kernel may depend on the objects. (No function that holds one is traced today.)
         """
-        if type(task) in AS_WRITTEN and getattr(task, "gpu_task", None) is None:
-            return all(map(self._calls_objects, task.parts))
         if not isinstance(task, OwnTask):
             return True
+        if _is_as_written(task):
+            return all(map(self._calls_objects, task.parts))
         objects = self._objects
         return swap_parts(task, lambda it: None if id(it) in objects else it, {}) is task
 
@@ -274,6 +276,13 @@ class _DataTaker:
                 return True
             stack += _parts_of(it)
         return False
+
+
+def _is_as_written(task: Any) -> bool:
+    """Whether a task calls its parts as users wrote them, and has no version for GPUs."""
+    if not isinstance(task, OwnTask):
+        return True
+    return type(task) in AS_WRITTEN and getattr(task, "gpu_task", None) is None
 
 
 def _parts_of(it: Any) -> Iterable[Any]:

@@ -591,8 +591,16 @@ FUSION = {
         "[*like.around, *graph.around]",
     ),
     "a kernel of a function with an object gets a template": (
-        "        if not isinstance(task, OwnTask):\n            return True\n        objects",
-        "        return True\n        objects",
+        "return swap_parts(task, lambda it: None if id(it) in objects else it, {}) is task",
+        "return True",
+    ),
+    "a task of our own that reads a file gets a template": (
+        "for v in constants.values()) and not _is_as_written(task):",
+        "for v in constants.values()) and False:",
+    ),
+    "arrays in files of any dtype are alike": (
+        "return type(value), dtype, type_char(dtype), value.shape, strides",
+        "return type(value), value.shape, strides",
     ),
     "a template keeps what its functions read around them": (
         "g for g in graph.globals if type(g[0]) is not ClosureCells or taken.empty(g[2]) is g[2]",

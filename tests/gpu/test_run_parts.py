@@ -79,10 +79,10 @@ def test_copy_to_the_host_is_reported_when_it_is_over(run):
     transfers, lane = Transfers(run), run.lanes[0]
     hold(run, 0, numbers)
     transfers.send_to_host(lane, 0)
-    assert run.events.get(timeout=PATIENCE) == [Copied(0, 0, HOST)]
+    assert run.events.wait(run.team) == [Copied(0, 0, HOST)]
     np.testing.assert_array_equal(run.held[HOST][0].value.array, np.arange(1000.0))
     transfers.send_to_host(lane, 0, DISK)
-    assert run.events.get(timeout=PATIENCE) == [Copied(0, 0, DISK)]
+    assert run.events.wait(run.team) == [Copied(0, 0, DISK)]
     assert 0 in run.files.of
     run.files.forget(0)
 
@@ -108,7 +108,7 @@ def test_value_that_left_comes_back_to_its_device(run):
     assert there is run.held[1][2].value
     assert values.keep(2) == {1: run.held[1][2]}
     transfers.send_to_host(run.lanes[1], 2)
-    run.events.get(timeout=PATIENCE)
+    run.events.wait(run.team)
     assert values.keep(2).keys() == {1, HOST}
     del run.held[1][2]
     np.testing.assert_array_equal(values.value(2).get(), np.arange(1000.0))
@@ -143,7 +143,7 @@ def test_orders_report_what_is_queued_and_then_what_is_done(run, monkeypatch):
     def reported(count):
         found = []
         while len(found) < count:
-            found += run.events.get(timeout=PATIENCE)
+            found += run.events.wait(run.team)
         return [(type(event), event.step) for event in found]
 
     run.team.send(0, orders.carry_out, [0, [("launch", 0, 0), ("launch", 1, 0)]])

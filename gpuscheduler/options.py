@@ -250,6 +250,8 @@ def parse_limit(limit: Any, free: int, least: int = 1) -> int | None:
         return int(limit * free)
     if isinstance(limit, bool) or (isinstance(limit, float) and not limit.is_integer()):
         return None
+    if isinstance(limit, str) and not any(map(str.isdigit, limit)):  # 1, to Dask
+        return None
     nbytes = -1
     with suppress(ValueError, TypeError, AttributeError):
         nbytes = int(parse_bytes(limit))

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import types
 from operator import add
 
 import dask
@@ -93,6 +94,26 @@ def test_gpus_without_cupy_say_what_to_install(monkeypatch, devices, driver, rem
     assert str(caught.value).startswith(f"devices={devices!r} needs CuPy, which is not installed.")
     with Scheduler("auto") as s:
         assert s.hardware.kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("driver", "remedy"),
+    [
+        (None, "no NVIDIA driver: use devices='cpu', or install the driver"),
+        ((12, 8), "driver runs CUDA 12.8: use devices='cpu', or see whether nvidia-smi lists"),
+    ],
+)
+def test_gpus_that_cuda_does_not_find_say_what_to_do(monkeypatch, driver, remedy):
+    """CUDA's own error says nothing of devices."""
+    runtime = types.SimpleNamespace(CUDARuntimeError=ArithmeticError, getDeviceCount=lambda: 1 / 0)
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(choose, "has_cupy", lambda: True)
+    monkeypatch.setattr(choose, "driver_version", lambda: driver)
+    with pytest.raises(RuntimeError, match=re.escape(remedy)) as caught:
+        Scheduler("cuda:1")
+    said = "devices='cuda:1' needs a GPU: division by zero. "
+    assert str(caught.value).startswith(said)
 
 
 def test_version_of_the_driver_is_one_that_cuda_has():

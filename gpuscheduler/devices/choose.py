@@ -35,6 +35,8 @@ def find_hardware(
     host = _limit(host_memory, available_memory(), "host_memory", least=0)
     if kind == "cuda" and not has_cupy():
         raise RuntimeError(_without_cupy(devices, driver_version()))
+    if kind == "cuda":
+        _check_cuda(devices)
     if kind == "cuda" or (kind == "auto" and cuda_devices()):
         from .cuda.hardware import CudaHardware, devices_left
 
@@ -121,6 +123,24 @@ def _without_cupy(devices: str, driver: tuple[int, int] | None) -> str:
     if driver < (12, 0):
         return f"{runs}, which is too old: install one of CUDA 12 or later, or use devices='cpu'"
     return f"{runs}: pip install 'gpuscheduler[cuda{min(driver[0], 13)}]'"
+
+
+def _check_cuda(devices: str) -> None:
+    """Raise an error that says what to do where CUDA does not start."""
+    import cupy
+
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        driver = driver_version()
+        if driver is None:
+            remedy = "This machine has no NVIDIA driver: use devices='cpu', or install the driver"
+        else:
+            remedy = (
+                f"The NVIDIA driver runs CUDA {driver[0]}.{driver[1]}: use devices='cpu', or see "
+                "whether nvidia-smi lists a GPU, and whether CuPy is one for this CUDA"
+            )
+        raise RuntimeError(f"devices={devices!r} needs a GPU: {error}. {remedy}") from error
 
 
 def _limit(

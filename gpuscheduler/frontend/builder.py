@@ -326,10 +326,11 @@ class GraphBuilder:
             elif key not in self.dsk:
                 if key in self.cache:
                     break
-                if reader is None:
+                if reader is None and key == first:
                     raise KeyError(key)
+                of = first if reader is None else reader
                 raise PlanError(
-                    f"Missing dependency {key!r} of {reader!r}: neither the graph nor cache= has it"
+                    f"Missing dependency {key!r} of {of!r}: neither the graph nor cache= has it"
                 )
             else:
                 task = self.dsk[key]

@@ -47,12 +47,35 @@ class RulePin:
     key: Key
 
     def device(self, devices: int) -> Any:
-        return self.rule.device_of(self.key, devices)
+        found = self.rule.device_of(self.key, devices)
+        return int(found) if isinstance(found, np.integer) else found
 
 
 def is_pin_rule(pin: Any) -> bool:
     """Whether what `dask.annotate(device=...)` got is a rule, such as `Cyclic`."""
     return callable(getattr(pin, "device_of", None))
+
+
+def read_pin(pin: Any, key: Key) -> Any:
+    """The pin of a task that `dask.annotate(device=pin)` means.
+
+    NumPy's integers are numbers, too. What can be no pin is told when the task is placed; until
+    then a text stands for what passes could not compare.
+
+    >>> read_pin(np.int64(1), "a"), read_pin(lambda key: 0, "a"), read_pin([1], "a")
+    (1, 0, '[1]')
+    """
+    if is_pin_rule(pin):
+        return RulePin(pin, key)
+    if callable(pin):
+        pin = pin(key)
+    if isinstance(pin, np.integer):
+        return int(pin)
+    try:
+        hash(pin)
+    except TypeError:
+        return repr(pin)
+    return pin
 
 
 def pinned_device(pin: Any, devices: int) -> Any:

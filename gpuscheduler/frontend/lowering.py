@@ -45,8 +45,8 @@ from .graph import (
     Graph,
     Key,
     LoweredCollection,
-    RulePin,
     is_pin_rule,
+    read_pin,
 )
 from .index_lists import push_down_indexing, replace_index_lists
 from .shapes import block_shape
@@ -199,7 +199,7 @@ def lower(
         out = LoweredCollection(dict(dsk.__dask_graph__()))
         if hasattr(dsk, "__dask_annotations__"):
             pins = dsk.__dask_annotations__().get(PIN, {})
-            out.pins = {k: RulePin(p, k) if is_pin_rule(p) else p for k, p in pins.items()}
+            out.pins = {k: read_pin(p, k) for k, p in pins.items()}
     return out
 
 
@@ -238,10 +238,7 @@ def _from_layers(hlg: HighLevelGraph) -> LoweredCollection:
         out.dsk.update(layer)
         if layer.annotations and PIN in layer.annotations:
             pin = layer.annotations[PIN]
-            if is_pin_rule(pin):
-                out.pins.update({k: RulePin(pin, k) for k in layer})
-            else:
-                out.pins.update({k: pin(k) if callable(pin) else pin for k in layer})
+            out.pins.update({k: read_pin(pin, k) for k in layer})
     return out
 
 
@@ -265,7 +262,10 @@ def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
     if not pinned:
         return hlg
     order = sort_layers(hlg)
-    labels: dict[str, Any] = dict(pinned)
+    labels: dict[str, Any] = {
+        name: pin if callable(pin) or is_pin_rule(pin) else read_pin(pin, name)
+        for name, pin in pinned.items()
+    }
     readers: dict[str, list[str]] = {name: [] for name in hlg.layers}
     for name in order:
         for d in hlg.dependencies[name]:

@@ -68,7 +68,8 @@ _SAFE_BUILTINS = words(
 _NUMPY_DENIED = words(
     "random load save savez savez_compressed fromfile memmap genfromtxt loadtxt savetxt seterr "
     "seterrcall setbufsize set_printoptions ctypeslib f2py testing DataSource frompyfunc vectorize "
-    "isscalar"
+    "isscalar geterr geterrcall getbufsize get_printoptions array2string array_repr array_str "
+    "info show_config show_runtime"
 )
 #: What decides whether NumPy's and SciPy's functions raise errors, for whoever runs later.
 _SPECIAL_DENIED = ("errstate", "seterr")

@@ -201,6 +201,14 @@ def test_a_wanted_key_that_is_nowhere_is_a_key_error_as_in_dask():
         from_dask({"a": 1}, "nowhere")
 
 
+@pytest.mark.parametrize("reader", [Alias("a", "nowhere"), Task("a", add, TaskRef("nowhere"), 1)])
+@pytest.mark.parametrize("between", [False, True])
+def test_a_key_that_others_need_and_nobody_has_is_an_error_that_names_both(reader, between):
+    dsk = {"a": reader, "b": Alias("b", "a")}
+    with pytest.raises(PlanError, match="Missing dependency 'nowhere' of '[ab]'"):
+        from_dask(dsk, "b" if between else "a")
+
+
 def test_a_read_key_that_is_nowhere_is_an_error_that_names_the_reader():
     with pytest.raises(PlanError, match="'nowhere' of 'a'"):
         from_dask({"a": Task("a", add, TaskRef("nowhere"), 1)}, "a")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from itertools import permutations
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from dask._task_spec import DataNode, Task, TaskRef
 
+from gpuscheduler import Scheduler
 from gpuscheduler.errors import PlanError
 from gpuscheduler.frontend.chunk import Chunk, ChunkTask
 from gpuscheduler.frontend.lowering import from_dask, received_by_scheduler
@@ -228,12 +230,40 @@ def test_a_pin_is_obeyed_and_what_reads_it_follows():
     assert [s.place for s in plan.steps] == [2, 2]
 
 
-@pytest.mark.parametrize("pin", [4, -1, "cuda:0", 1.5])
+@pytest.mark.parametrize("pin", [4, -1, "cuda:0", 1.5, [0], {0: 1}, np.array([0, 1]), ([0],)])
 def test_a_pin_to_no_device_is_an_error_that_names_the_devices(pin):
     with dask.annotate(device=pin):
         x = dask.delayed(mix)(1)
     with pytest.raises(PlanError, match="0 to 3"):
         plan_on(4, x)
+
+
+@pytest.mark.parametrize("pin", [[0], {0: 1}, np.array([0, 1]), ([0],), {1}])
+def test_a_pin_that_cannot_be_compared_is_an_error_where_kernels_are_joined(pin):
+    x = da.ones((4, 4), chunks=2)
+    with dask.annotate(device=pin):
+        y = [(x + n) * 2 for n in range(3)]
+        z = (y[0] + 1) * y[1]
+    w = da.stack([z, z.T + 1, *y]).sum(axis=0) / 2
+    for s in (Scheduler("cpu:2", fuse_least=0), Scheduler("cpu:2")):
+        with pytest.raises(PlanError, match="annotated with device=.*0 to 1"):
+            s.get(w.__dask_graph__(), w.__dask_keys__())
+        with pytest.raises(PlanError, match="annotated with device=.*0 to 1"):
+            w.compute(scheduler=s)
+
+
+@pytest.mark.parametrize("integer", [np.int8, np.uint64, np.intp])
+def test_numpys_integers_pin_as_numbers_do(integer):
+    for device in integer([0, 1, 3]):
+        with dask.annotate(device=device):
+            x = dask.delayed(mix)(1)
+        with dask.annotate(device=lambda key, device=device: device):
+            y = da.ones(4, chunks=2) + 1
+        assert [s.place for s in plan_on(4, x).steps] == [device]
+        with dask.annotate(device=SimpleNamespace(device_of=lambda key, n, device=device: device)):
+            z = da.ones(4, chunks=2) + 1
+        assert {s.place for s in plan_on(4, y).steps} == {device}
+        assert {s.place for s in plan_on(4, z).steps} == {device}
 
 
 # ---- trees

@@ -3,8 +3,10 @@ what is not says why."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import io
 import operator
 import sys
 import time
@@ -1283,6 +1285,48 @@ MINE = mine()
 def test_impure_functions(why, function):
     assert why in (why_impure(function) or "")
     assert why in reason(function, DOUBLE)
+
+
+def answer(function, *args):
+    """What it says in the end, be it an error, and what it prints."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            said = function(*args)
+    except Exception as error:
+        said = error
+    return said, printed.getvalue()
+
+
+@pytest.mark.parametrize("taken", ["", "b"])
+def test_functions_that_tell_numpys_settings_or_print_are_impure(taken):
+    """A kernel kept what they had told: `np.get_printoptions()`, `np.getbufsize()`."""
+    found, args = set(), [np.array([1 / 3])] if taken else []
+    for name, function in vars(np).items():
+        if not callable(function) or isinstance(function, type) or name == "test":
+            continue
+        before = answer(function, *args)
+        size = np.setbufsize(16384)
+        try:
+            with np.printoptions(precision=3), np.errstate(divide="print", call=print):
+                after = answer(function, *args)
+        finally:
+            np.setbufsize(size)
+        if repr(before) != repr(after) or before[1]:
+            found.add(name)
+            assert why_impure(eval(f"lambda b: np.{name}({taken})", {"np": np})), name
+    assert found >= ({"info", "array2string"} if taken else {"get_printoptions", "getbufsize"})
+
+
+@pytest.mark.parametrize("setting", ["precision", "threshold"])
+def test_a_changed_setting_of_numpy_is_seen_by_the_next_run(setting):
+    x = da.from_array(np.ones(6), chunks=3) + 1
+    y = x.map_blocks(lambda b: b * np.get_printoptions()[setting], dtype="f8") * 2
+    with Scheduler("cpu:2", fuse_least=0) as s:
+        for value in (3, 5, 3):
+            with np.printoptions(**{setting: value}):
+                np.testing.assert_equal(y.compute(scheduler=s), np.full(6, 4.0 * value))
 
 
 def test_names_that_a_function_depends_on():

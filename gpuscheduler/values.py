@@ -15,6 +15,7 @@ from .sparse_parts import arrays_of, is_scipys, library_of, rebuild
 
 #: Libraries whose arrays are in files, whatever `nbytes` they say.
 FILES = {"zarr", "h5py", "netCDF4", "tiledb"}
+_RENEWED = frozenset({list, tuple, set})
 _SMALL = (int, float, complex, bool, str, bytes, type(None), np.generic)
 
 
@@ -84,6 +85,26 @@ def map_leaves(f: Callable[[Any], Any], value: Any) -> Any:
     if _has_names(value):
         return kind._make([map_leaves(f, v) for v in value])
     return f(value)
+
+
+def renew(value: Any) -> Any:
+    """A list, tuple or set made anew, with those in it; any other value itself.
+
+    Dask gives each run its own of those that stand in a graph, so tasks may change them in place.
+
+    >>> value = [1, ([2], {3})]
+    >>> renew(value) == value, renew(value) is value, renew(value)[1][0] is value[1][0]
+    (True, False, False)
+    """
+    kind = type(value)
+    if kind not in _RENEWED:
+        return value
+    if kind is set or _RENEWED.isdisjoint(map(type, value)):
+        return kind(value)
+    try:
+        return kind(map(renew, value))
+    except RecursionError:  # it holds itself
+        return value
 
 
 def is_container(value: Any) -> bool:

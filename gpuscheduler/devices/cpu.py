@@ -35,7 +35,7 @@ from ..runtime.protocol import Lease, StepListener
 from ..runtime.spill import RunFiles, SpillStore
 from ..runtime.tape import LaunchTape
 from ..runtime.threads import BorrowedTeam, EventQueue, Team, Teams, Worker
-from ..values import part_of, sizeof
+from ..values import part_of, renew, sizeof
 
 #: Arrays of the value's size that a NumPy expression usually holds beside its value, at most.
 ARRAYS = 2
@@ -111,7 +111,7 @@ class CpuHardware:
         return places.get(0)
 
     def caller_value(self, key: Key, place: int, places: Places) -> Any:
-        return places[0] if 0 in places else self.store.read(places[DISK], key)
+        return renew(places[0]) if 0 in places else self.store.read(places[DISK], key)
 
     def forget(self, places: Places) -> None:
         if DISK in places:
@@ -243,7 +243,7 @@ class CpuDevices:
     def _take_over(self, step: int, chunk: Chunk) -> None:
         places = chunk.places
         if 0 in places:
-            self.values[step], self.held[step] = places[0], 1
+            self.values[step], self.held[step] = renew(places[0]), 1
             self.nbytes[step] = chunk.nbytes
         if DISK in places:
             self.files.of[step] = places[DISK]
@@ -515,9 +515,10 @@ class CpuDevices:
         if self.stopped:
             return
         try:
+            chunk = self.chunks.get(step)  # whose value no task has changed in place
             self.files.write(
                 step,
-                self.values[step],
+                self.values[step] if chunk is None else chunk.places.get(0, self.values[step]),
                 self.plan.steps[step].key,
                 lambda f: self._note_file(step, f),
             )
@@ -540,7 +541,7 @@ class CpuDevices:
             if self.meter is not None:
                 self.meter.take(s.nbytes)
             value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
-            self.values[step] = value
+            self.values[step] = renew(value) if step in self.chunks else value
             if step in self.chunks:
                 self.chunks[step].note_arrival(0, value)
         except MemoryError:

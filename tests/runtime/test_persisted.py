@@ -565,3 +565,51 @@ def test_a_plan_stays_as_it_is_while_others_come_and_go(small):
     assert entry.own_bytes() == {0: 2 * BLOCK, -1: BLOCK}
     assert entry.plan_with_own_chunks().there != before[0].there
     del x
+
+
+# ---- tasks that change what they are given
+
+
+def spoil(value):
+    """Change lists and sets in place, those inside tuples too; return what there was."""
+    before = copy.deepcopy(value)
+    for inner in value if isinstance(value, (list, tuple)) else ():
+        spoil(inner)
+    if isinstance(value, list):
+        value.append("spoilt")
+    elif isinstance(value, set):
+        value.add("spoilt")
+    return before
+
+
+containers = st.recursive(
+    st.one_of(st.integers(0, 3), st.sets(st.integers(0, 3), max_size=2)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple)),
+    max_leaves=6,
+)
+
+
+@given(value=containers)
+@thorough
+def test_tasks_that_change_persisted_lists_in_place_change_their_own(value):
+    """As with Dask's threads, for which a persisted list is one of the graph's."""
+    with Scheduler("cpu:2", check=True) as s:
+        for scheduler in ("threads", s):
+            kept = delayed(copy.deepcopy)(delayed(value, traverse=False))
+            kept = kept.persist(scheduler=scheduler)
+            for reader in ("threads", s):
+                assert delayed(spoil)(kept).compute(scheduler=reader) == value
+                assert spoil(kept.compute(scheduler=reader)) == value
+                assert kept.compute(scheduler=reader) == value
+
+
+def test_a_persisted_bag_keeps_what_tasks_take_out_of_its_partitions(small):
+    """Also where it was moved to a file, by the very run whose tasks changed it."""
+    blocks = [[np.full(SIDE * SIDE, i), i] for i in range(8)]
+    bag = db.from_sequence(range(8), npartitions=8).map_partitions(lambda p: blocks[p[0]][:])
+    bag = bag.persist()  # two more than fit
+    for _ in range(3):
+        taken = bag.map_partitions(lambda p: [p.pop(), p.pop().sum()]).compute()
+        assert taken == [v for i in range(8) for v in (i, i * SIDE * SIDE)]
+        assert [len(p.compute()) for p in bag.to_delayed()] == [2] * 8
+    del bag

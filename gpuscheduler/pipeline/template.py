@@ -4,7 +4,8 @@ A collection that differs from a planned one only in names and data gets its pla
 The rounds of an iteration are alike, for example: the same functions read new blocks under new
 names. Fingerprints compare graphs layer by layer, as Dask wrote them: a Blockwise layer is one
 task, however many blocks it has. A graph with a part that may mean something else in another graph
-has no fingerprint and no template: a mutable argument, an array in a class of the user's own.
+has no fingerprint and no template: a mutable argument, a class of arrays of the user's own that
+compute, a task that stores its block.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.multiprocessing
+import numpy as np
 from dask import config
 from dask.callbacks import local_callbacks
 
@@ -36,6 +37,8 @@ class ComputeRequest:
         for name, value in known.items():
             if value is None:
                 known[name] = config.get(name, None)
+        if (n := known["num_workers"]) is not None and not _is_count(n):
+            raise ValueError(f"num_workers={n!r}: use a whole number, or None for every device")
         return cls(dsk, keys, keep, callbacks=arguments.get("callbacks"), **known)
 
     def resolve_pool(self) -> ComputeRequest:
@@ -75,6 +78,10 @@ class ComputeRequest:
                 build_expression(self.dsk), self.keys, pool=pool, cache=self.cache,
                 callbacks=self.callbacks, rerun_exceptions_locally=self.rerun_exceptions_locally,
             )  # fmt: skip
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and bool(value >= 0)
 
 
 #: Arguments that Dask's configuration may have.

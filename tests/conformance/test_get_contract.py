@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import numpy as np
 import pytest
 from conformance_plugin import SCHEDULER_VARIABLE, get, scheduler_spec
 from dask._task_spec import Alias, DataNode, Dict, List, Task, TaskRef
@@ -863,6 +864,18 @@ def test_one_worker_is_serial(how: str) -> None:
     get_with(how, dsk, list(dsk), num_workers=1)
     assert crowd.most == 1
     assert len(crowd.threads) == 1
+
+
+@only_ours  # a wrong number stays in Dask's own scheduler
+@pytest.mark.parametrize("wrong", [-1, 2.0, 2.5, "two", [2]])
+def test_a_wrong_number_of_workers_is_an_error_that_says_so_and_changes_nothing(wrong: Any) -> None:
+    """A team of 2.0 threads was found again under 2, and could not be made."""
+    for how in ("keyword", "configuration"):
+        with pytest.raises(ValueError, match="num_workers=.*: use a whole number") as caught:
+            get_with(how, CHAIN, "z", num_workers=wrong)
+        assert repr(wrong) in str(caught.value)
+        assert get_with(how, CHAIN, "z", num_workers=2) == 3
+        assert get_with(how, CHAIN, "z", num_workers=np.int64(2)) == 3
 
 
 def test_num_workers_run_at_once_and_no_more() -> None:

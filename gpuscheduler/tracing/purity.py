@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,6 +74,14 @@ _NUMPY_DENIED = words(
 )
 #: What decides whether NumPy's and SciPy's functions raise errors, for whoever runs later.
 _SPECIAL_DENIED = ("errstate", "seterr")
+#: What else of SciPy's tells or changes how its functions work, and modules that read files.
+_SCIPY_DENIED = words(
+    "geterr get_workers set_workers set_backend set_global_backend skip_backend register_backend "
+    "test"
+)
+_SCIPY_FILES = ("scipy.io", "scipy.datasets", "scipy.sparse._matrix_io", "scipy.__config__")
+#: Parameters that say where a library's function draws its numbers from.
+_DRAWN_FROM = frozenset({"rng", "random_state", "seed"})
 _MODULES = frozenset(
     {"numpy", "numpy.linalg", "math", "cmath", "operator", "cupy", "cupy.linalg", "scipy.special",
      "cupyx.scipy.special", "numpy.lib.stride_tricks", "functools"}
@@ -218,9 +227,8 @@ class _PurityReader:
             if owner is not None and not isinstance(owner, types.ModuleType):
                 return f"it calls a method of a {type_name(owner)}"
         if isinstance(f, type):
-            if f.__name__ in _SPECIAL_DENIED and root_module(f) == "scipy":
-                return f"it calls {type_name(f)}"
-            if root_module(f) not in TRUSTED:
+            # those of SciPy draw numbers (Rotation, Sobol), or read files
+            if root_module(f) not in TRUSTED - {"scipy"}:
                 return f"it calls {type_name(f)}"
             return None if root_module(f) == "builtins" else self._refuse_untrusted(f)
         module = type(f).__module__
@@ -274,8 +282,12 @@ class _PurityReader:
             return f"it calls {module}.{name}"
         if root in ("numpy", "cupy") and name in _NUMPY_DENIED:
             return f"it calls {root}.{name}"
-        if root == "scipy" and name in _SPECIAL_DENIED:
+        if root == "scipy" and (
+            name in _SPECIAL_DENIED or name in _SCIPY_DENIED or module.startswith(_SCIPY_FILES)
+        ):
             return f"it calls {module}.{name}"
+        if isinstance(f, types.FunctionType) and _draws_numbers(f):
+            return f"it calls {module}.{name}, which draws random numbers"
         if root == "builtins" and not _is_safe(name):
             return f"it calls {name}"
         if root not in {*TRUSTED, "dask"}:
@@ -391,6 +403,20 @@ class _PurityReader:
         if callable(value):
             return self.check_callable(value)
         return f"it reads {name}, a {type(value).__qualname__}, which can change"
+
+
+def _draws_numbers(f: types.FunctionType) -> bool:
+    """Whether a library's function takes a source of random numbers.
+
+    >>> from scipy.sparse import random, vstack
+    >>> _draws_numbers(random), _draws_numbers(vstack)
+    (True, False)
+    """
+    code = getattr(inspect.unwrap(f), "__code__", None)
+    if code is None:
+        return False
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return not _DRAWN_FROM.isdisjoint(named)
 
 
 _GENERATOR = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator

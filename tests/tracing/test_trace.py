@@ -1299,6 +1299,58 @@ def answer(function, *args):
     return said, printed.getvalue()
 
 
+SCIPYS = {  # calls that draw numbers, read files, or tell settings
+    "scipy.sparse.random(2, 2)": "_construct.random",
+    "scipy.sparse.random_array((2, 2))": "random_array",
+    "scipy.stats.bootstrap((T,), np.mean)": "bootstrap",
+    "scipy.cluster.vq.kmeans(T, 2)": "kmeans",
+    "scipy.optimize.dual_annealing(abs, [(0, 1)])": "dual_annealing",
+    "scipy.stats.qmc.Sobol(1)": "Sobol",
+    "scipy.spatial.transform.Rotation.random()": "Rotation",
+    "scipy.stats.norm.rvs()": "norm_gen",
+    "scipy.io.loadmat('f')": "loadmat",
+    "scipy.io.mmread('f')": "mmread",
+    "scipy.io.wavfile.read('f')": "read",
+    "scipy.sparse.load_npz('f')": "load_npz",
+    "scipy.fft.get_workers()": "get_workers",
+    "scipy.special.errstate()": "errstate",
+    "scipy.show_config()": "show",
+}
+
+
+@pytest.mark.parametrize("call", SCIPYS)
+def test_scipys_functions_that_give_another_value_each_time_are_impure(call):
+    """A kernel kept one for all blocks and all runs."""
+    for module in ("cluster.vq", "fft", "io.wavfile", "optimize", "spatial.transform", "stats.qmc"):
+        importlib.import_module(f"scipy.{module}")
+    names = {"np": np, "scipy": importlib.import_module("scipy"), "T": 2.0}
+    assert SCIPYS[call] in (why_impure(eval(f"lambda b: b + {call}", names)) or "")
+    assert why_impure(eval("lambda b: b + scipy.special.expit(b)", names)) is None
+    assert why_impure(eval("lambda b: b + scipy.linalg.inv(np.eye(2))", names)) is None
+
+
+def test_each_block_draws_rotations_of_its_own():
+    from scipy.spatial.transform import Rotation
+
+    x = da.from_array(np.zeros(8), chunks=4) + 0
+    y = x.map_blocks(lambda b: b + Rotation.random().as_quat(), dtype="f8", meta=np.empty(0)) * 1
+    with Scheduler("cpu:2", fuse_least=0) as s:
+        drawn = np.stack([y.compute(scheduler=s).reshape(2, 4) for _ in range(2)]).reshape(4, 4)
+    assert len({tuple(q) for q in drawn}) == 4
+
+
+def test_each_run_reads_files_by_scipy(tmp_path):
+    from scipy.io import loadmat, savemat
+
+    path = str(tmp_path / "a.mat")
+    x = da.from_array(np.zeros(8), chunks=4) + 0
+    y = x.map_blocks(lambda b: b + loadmat(path)["a"].ravel(), dtype="f8", meta=np.empty(0)) * 2
+    with Scheduler("cpu:2", fuse_least=0) as s:
+        for n in range(3):
+            savemat(path, {"a": np.full(4, float(n))})
+            np.testing.assert_array_equal(y.compute(scheduler=s), np.full(8, 2.0 * n))
+
+
 @pytest.mark.parametrize("taken", ["", "b"])
 def test_functions_that_tell_numpys_settings_or_print_are_impure(taken):
     """A kernel kept what they had told: `np.get_printoptions()`, `np.getbufsize()`."""

@@ -260,7 +260,11 @@ class ColumnWords:
             if kind is list:
                 for v in column:
                     words.watch(v)
-            return kind, _lengths(column), self.column_words(list(chain.from_iterable(column)))
+            lengths, inner = _lengths(column), list(chain.from_iterable(column))
+            if type(lengths) is tuple and len(set(map(type, inner))) > 1:  # indices, mostly
+                each = zip(*column, strict=True)
+                return kind, lengths, "columns", tuple(map(self.column_words, each))
+            return kind, lengths, self.column_words(inner)
         if kind is TaskRef or kind is Alias:
             keys = map(_KEY, column) if kind is TaskRef else [v.target for v in column]
             return kind, self._keys(list(keys))

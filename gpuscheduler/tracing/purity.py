@@ -246,7 +246,10 @@ class _PurityReader:
         for value in values:
             if type(value) in CHANGEABLE:
                 self.containers.append(value)
-            if _is_tuple(value) or type(value) is list:
+            reason: str | None
+            if _is_present(value):
+                reason = f"it reads the clock by {value!r}"
+            elif _is_tuple(value) or type(value) is list:
                 reason = self.check_all(value)
             elif type(value) is dict:
                 reason = self.check_all(list(value.values()))
@@ -339,6 +342,8 @@ class _PurityReader:
             if reason:
                 return reason
         for constant in code.co_consts:
+            if _is_present(constant):
+                return f"it reads the clock by {constant!r}"
             if isinstance(constant, types.CodeType):
                 if constant.co_flags & _GENERATOR and constant.co_name != "<genexpr>":
                     return "it defines a generator"
@@ -394,6 +399,8 @@ class _PurityReader:
         return self._constant(value, name)
 
     def _constant(self, value: Any, name: str) -> str | None:
+        if _is_present(value):
+            return f"it reads the clock by {value!r}"
         if is_fixed(value) or (self.arrays and is_array(value)):
             return None
         if type(value) is tuple:
@@ -403,6 +410,17 @@ class _PurityReader:
         if callable(value):
             return self.check_callable(value)
         return f"it reads {name}, a {type(value).__qualname__}, which can change"
+
+
+def _is_present(value: Any) -> bool:
+    """Whether it means the time of the call to NumPy, as in `np.datetime64("now")`.
+
+    >>> _is_present("Today"), _is_present(("now", 3)), _is_present("2020-01-01")
+    (True, True, False)
+    """
+    if type(value) is tuple:
+        return any(map(_is_present, value))
+    return type(value) is str and value.lower() in ("now", "today")
 
 
 def _draws_numbers(f: types.FunctionType) -> bool:

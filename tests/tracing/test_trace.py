@@ -1329,6 +1329,21 @@ def test_scipys_functions_that_give_another_value_each_time_are_impure(call):
     assert why_impure(eval("lambda b: b + scipy.linalg.inv(np.eye(2))", names)) is None
 
 
+@pytest.mark.parametrize("word", ["now", "today", "NOW"])
+def test_the_time_is_that_of_the_call(word):
+    """A kernel kept the time of its making."""
+    for f in (
+        lambda b: b + np.datetime64("now").astype("f8"),
+        lambda b: b + np.array(["today", "2020-01-01"], "M8[D]").astype("f8"),
+        lambda b: b + np.datetime64(word).astype("f8"),
+        lambda b, w=word: b + np.datetime64(w).astype("f8"),
+        functools.partial(lambda b, w: b + np.datetime64(w).astype("f8"), w=word),
+        functools.partial(lambda b, w: b + np.datetime64(w[0]).astype("f8"), w=[word]),
+    ):
+        assert "reads the clock by" in (why_impure(f) or "")
+    assert why_impure(lambda b: b + np.datetime64("2020-01-01").astype("f8")) is None
+
+
 def test_each_block_draws_rotations_of_its_own():
     from scipy.spatial.transform import Rotation
 

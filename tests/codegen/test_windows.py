@@ -9,7 +9,7 @@ import re
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -37,6 +37,8 @@ def host(libraries):
 
 
 BIG = (128, 512, 1024)
+#: Points of a kernel that the host runs in a second or two.
+MOST_POINTS = 2**22
 
 
 def boxes(op, lengths, dtype="f4", shape=BIG, across=()):
@@ -172,6 +174,7 @@ def cases(draw):
     others = [a for a in range(rank - 1) if a not in lengths]
     across = [a for a in others if draw(st.integers(0, 2)) == 0]
     x, whole = k.windows(tuple(shape), lengths, dtype, across)
+    assume(math.prod(whole) <= MOST_POINTS)
     view, axes = x.data[1], tuple(range(rank, len(whole)))
     arrays = [k.values(dtype, math.prod(shape) + 20, seed=7 + n) for n in range(3)]
     if draw(st.booleans()):  # two arrays one behind the other

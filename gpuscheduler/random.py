@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import wraps
 from importlib import import_module
+from itertools import accumulate, product
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask._task_spec import Task, TaskRef
 from dask.array.backends import array_creation_dispatch
 from dask.array.core import Array, broadcast_shapes, normalize_chunks
 from dask.base import tokenize
-from dask.blockwise import blockwise
 from dask.highlevelgraph import HighLevelGraph
 
 from .codegen.random_block import CUPY_GENERATOR, Argument, RandomArray, draw_block
 from .dask_private import random_source, random_states, wrap_random_methods
-from .frontend.tiles import UnfusedTiles
 from .ir.random import key_of
 
 __all__ = ["Generator", "Philox", "default_rng"]
@@ -227,15 +227,17 @@ def random_array(
     )  # fmt: skip
     token = tokenize(array, grid, *[a.name for a in arrays])
     label = f"{name}-{token}"
-    axes = tuple(range(len(grid)))
-    tail = {len(grid) + n: sum(axis) for n, axis in enumerate(extra_chunks)}
-    words: list[Any] = [array, None, UnfusedTiles(grid), axes]
-    for a in arrays:
-        words += [a.name, axes]
-    counts = {a.name: a.numblocks for a in arrays}
-    layer = blockwise(draw_block, label, (*axes, *tail), *words, numblocks=counts, new_axes=tail)
+    starts = [[0, *accumulate(axis)][:-1] for axis in grid]
+    tail = (0,) * len(extra_chunks)
+    tasks: dict[Any, Task] = {}
+    for index, start, sides in zip(
+        product(*[range(len(axis)) for axis in grid]), product(*starts), product(*grid), strict=True
+    ):
+        block = (label, *index, *tail)
+        parts = [TaskRef((a.name, *index)) for a in arrays]
+        tasks[block] = Task(block, draw_block, array, start, sides, *parts)
     meta = import_module(library).empty((0,) * (len(grid) + len(tail)), _dtype_of(array, arrays))
-    graph = HighLevelGraph.from_collections(label, layer, arrays)  # type: ignore[arg-type]
+    graph = HighLevelGraph.from_collections(label, tasks, arrays)  # type: ignore[arg-type]
     return Array(graph, label, grid + extra_chunks, meta=meta)
 
 

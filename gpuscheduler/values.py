@@ -15,7 +15,8 @@ from .sparse_parts import arrays_of, is_scipys, library_of, rebuild
 
 #: Libraries whose arrays are in files, whatever `nbytes` they say.
 FILES = {"zarr", "h5py", "netCDF4", "tiledb"}
-_RENEWED = frozenset({list, tuple, set})
+#: Types of containers of which each run has its own.
+RENEWED = frozenset({list, tuple, set})
 _SMALL = (int, float, complex, bool, str, bytes, type(None), np.generic)
 
 
@@ -96,15 +97,19 @@ def renew(value: Any) -> Any:
     >>> renew(value) == value, renew(value) is value, renew(value)[1][0] is value[1][0]
     (True, False, False)
     """
-    kind = type(value)
-    if kind not in _RENEWED:
-        return value
-    if kind is set or _RENEWED.isdisjoint(map(type, value)):
-        return kind(value)
     try:
-        return kind(map(renew, value))
+        return _renew_each(value)
     except RecursionError:  # it holds itself
         return value
+
+
+def _renew_each(value: Any) -> Any:
+    kind = type(value)
+    if kind not in RENEWED:
+        return value
+    if kind is set or RENEWED.isdisjoint(map(type, value)):
+        return kind(value)
+    return kind(map(_renew_each, value))
 
 
 def is_container(value: Any) -> bool:

@@ -20,7 +20,6 @@ from scipy import stats
 import gpuscheduler
 from gpuscheduler import Scheduler
 from gpuscheduler.codegen.random_block import RandomArray, draw_block
-from gpuscheduler.frontend.tiles import Tile
 from gpuscheduler.random import Generator, Philox, default_rng
 
 #: Parameters for each method of `Generator`. Those in the second table have no closed form.
@@ -259,7 +258,7 @@ def test_numbers_stay_what_they_are():
     assert rng.random(2, chunks=1).compute(scheduler="sync").tolist() == FIRST[1]
     bits = np.random.SeedSequence(42).spawn(1)[0]
     key = gpuscheduler.ir.random.key_of(bits)
-    again = draw_block(RandomArray("integers", key, (4,), (0, 1000)), Tile((0,), (4,)))
+    again = draw_block(RandomArray("integers", key, (4,), (0, 1000)), (0,), (4,))
     assert again.tolist() == FIRST[0]
 
 
@@ -397,15 +396,3 @@ def test_a_new_seed_takes_no_plan_of_an_old_one():
                 want = x.compute(scheduler="sync")
                 np.testing.assert_array_equal(x.compute(), want)
                 np.testing.assert_array_equal((x + 1).compute(), want + 1)
-
-
-@pytest.mark.parametrize("method", ["normal", "multinomial"])
-def test_a_graph_of_many_blocks_is_one_layer_that_is_not_written_out(method):
-    arguments = {"multinomial": (20, [0.2, 0.8])}.get(method, ())
-    x = getattr(default_rng(1), method)(*arguments, size=10**6, chunks=10)
-    (layer,) = x.dask.layers.values()
-    assert not layer.is_materialized()
-    want = x[:20].compute(scheduler="sync")
-    with Scheduler("cpu:2"):
-        np.testing.assert_array_equal(x[:20].compute(), want)
-        np.testing.assert_array_equal(dask.optimize(x[:20] + 1)[0].compute(), want + 1)

@@ -27,7 +27,7 @@ ROOMS = [
     "distributed_private", "numba_private", "cupy_private",
     "errors", "sparse_parts", "values", "algorithms", "gc_control", "forks",
     "disk_cache", "ir",
-    "codegen", "frontend", "random", "tracing", "fusion", "plan", "runtime", "options", "pipeline",
+    "codegen", "random", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline",
     "devices", "diagnostics", "scheduler", "default", "iteration", "mesh", "cluster", "array",
     "linalg", "sparse", "fft",
     "__init__", "cli",

@@ -39,8 +39,9 @@ class RandomArray:
     """An array of random numbers, as data.
 
     >>> x = RandomArray("uniform", 7, (4, 3))
-    >>> draw_on_host(x, (0, 0), (4, 3), ()).shape
-    (4, 3)
+    >>> whole = draw_block(x, (0, 0), (4, 3))
+    >>> bool((draw_block(x, (2, 1), (2, 2)) == whole[2:, 1:]).all())
+    True
     """
 
     #: A method of `numpy.random.Generator`.
@@ -91,15 +92,15 @@ class RandomArray:
         return np.random.SeedSequence([self.key, self.position(start)])
 
 
-def draw_block(array: RandomArray, tile: Any, *given: Any) -> Any:
-    """Draw a block of an array, on the current device.
+def draw_block(array: RandomArray, start: Shape, size: Shape, *given: Any) -> Any:
+    """Draw the block of an array that begins at `start`, on the current device.
 
-    `tile` is the block's `Tile`, less the axes of a draw that is a vector. Numbers with a closed
+    `size` is the block's shape, less the axes of a draw that is a vector. Numbers with a closed
     form depend on the array's key and on their position; the others on the block, too.
     """
     if array.library != "numpy":
-        return import_module(CUPY_BLOCKS).draw_block(array, tile.start, tile.shape, given)
-    return draw_on_host(array, tile.start, tile.shape, given)
+        return import_module(CUPY_BLOCKS).draw_block(array, start, size, given)
+    return draw_on_host(array, start, size, given)
 
 
 def draw_on_host(array: RandomArray, start: Shape, size: Shape, given: Sequence[Any]) -> Any:

@@ -35,7 +35,7 @@ from ..runtime.protocol import Lease, StepListener
 from ..runtime.spill import RunFiles, SpillStore
 from ..runtime.tape import LaunchTape
 from ..runtime.threads import BorrowedTeam, EventQueue, Team, Teams, Worker
-from ..values import part_of, renew, sizeof
+from ..values import RENEWED, part_of, renew, sizeof
 
 #: Arrays of the value's size that a NumPy expression usually holds beside its value, at most.
 ARRAYS = 2
@@ -208,13 +208,16 @@ class CpuDevices:
         self.nbytes = [0] * len(plan.steps)  # ... and the bytes that it has there
         self.written: set[int] = set()  # steps of which the host has all that is wanted
         self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
+        #: Steps whose value is a list, tuple or set that other runs have, too, until it is read.
+        self._shared: set[int] = set()
+        self._renewing = new_lock()
         self.chunks = plan.movable_chunks
         for i, step in enumerate(plan.steps):
             if i in self.chunks:
                 self._take_over(i, self.chunks[i])
             elif step.fixed:
                 value = step.task({})
-                self.values[i] = value() if type(value) is Chunk else value
+                self._hold_given(i, value() if type(value) is Chunk else value)
                 self.held[i] = 1
         is_short = plan.machine.arrays and plan.may_be_short
         #: Measures the working memory of steps; None while memory is not short.
@@ -243,10 +246,25 @@ class CpuDevices:
     def _take_over(self, step: int, chunk: Chunk) -> None:
         places = chunk.places
         if 0 in places:
-            self.values[step], self.held[step] = renew(places[0]), 1
-            self.nbytes[step] = chunk.nbytes
+            self._hold_given(step, places[0])
+            self.held[step], self.nbytes[step] = 1, chunk.nbytes
         if DISK in places:
             self.files.of[step] = places[DISK]
+
+    def _hold_given(self, step: int, value: Any) -> None:
+        """Hold a value that other runs may have, too."""
+        self.values[step] = value
+        if type(value) in RENEWED:
+            self._shared.add(step)
+
+    def _own_value(self, step: int) -> Any:
+        """A step's value; a list that other runs have, too, is copied at its first read."""
+        if step in self._shared:
+            with self._renewing:
+                if step in self._shared:
+                    self.values[step] = renew(self.values[step])
+                    self._shared.discard(step)
+        return self.values[step]
 
     def launch(self, step: int, place: int) -> None:
         self._stage[step] = LAUNCHED
@@ -317,7 +335,7 @@ class CpuDevices:
                 return self.files.store.read(self.files.of[step], s.key)
             if s.again:
                 return s.read()
-        return self.values[step]
+        return self._own_value(step)
 
     def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
         if self.held[step] or step not in self.files.of:
@@ -463,7 +481,7 @@ class CpuDevices:
     def _compute_value(self, i: int) -> Any:
         """A step's value."""
         step = self.plan.steps[i]
-        values = step.values(self.values.__getitem__)
+        values = step.values(self._own_value if self._shared else self.values.__getitem__)
         if isinstance(step.task, KernelTask) and (room := self._room(i, step.task)) is not None:
             return step.task(values, room)
         return _copy_if_strided(step.task(values)) if step.aside else step.task(values)
@@ -541,8 +559,10 @@ class CpuDevices:
             if self.meter is not None:
                 self.meter.take(s.nbytes)
             value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
-            self.values[step] = renew(value) if step in self.chunks else value
-            if step in self.chunks:
+            if step not in self.chunks:
+                self.values[step] = value
+            else:
+                self._hold_given(step, value)
                 self.chunks[step].note_arrival(0, value)
         except MemoryError:
             self.held[step] -= 1

@@ -51,7 +51,6 @@ from .graph import (
 from .index_lists import push_down_indexing, replace_index_lists
 from .shapes import block_shape
 from .task import OwnTask
-from .tiles import UnfusedTiles
 
 Rewrite = Callable[[HighLevelGraph], HighLevelGraph]
 
@@ -290,24 +289,17 @@ def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
     return HighLevelGraph(layers, hlg.dependencies)
 
 
-def is_unfused(layer: Any) -> bool:
-    """Whether Dask must not fuse a layer with those that read it."""
-    deps = layer.io_deps.values() if isinstance(layer, Blockwise) else ()
-    return any(type(d) is UnfusedTiles for d in deps)
-
-
 def set_apart(hlg: HighLevelGraph, asked: Mapping[str, str] = NOTHING) -> HighLevelGraph:
     """Keep Dask from fusing some layers with others: layers whose annotations differ it leaves.
 
     Persisted chunks could not be sent away inside the tasks that read them, and what reads a file
-    or writes one could not do it while a device works. Random numbers by position are drawn by the
-    kernels that read them, each the part that it reads. Those `asked` for are kept from others that
+    or writes one could not do it while a device works. Those `asked` for are kept from others that
     are not asked for by the same word.
     """
     layers = dict(hlg.layers)
     words = {name: word for name, word in asked.items() if name in layers}
     for name, layer in layers.items():
-        if holds_chunks(layer) or uses_files(layer, layers) or is_unfused(layer):
+        if holds_chunks(layer) or uses_files(layer, layers):
             words[name] = name
     if not words:
         return hlg

@@ -60,10 +60,6 @@ class Tiles(BlockwiseDep):
         return type(self).__name__, self.chunks
 
 
-class UnfusedTiles(Tiles):
-    """Tiles of a layer that is not fused with its readers before it is planned."""
-
-
 @dataclass(frozen=True)
 class MeshAxis:
     """Coordinates along one axis, by a formula. See `mesh.axis` and `mesh.geomaxis`."""

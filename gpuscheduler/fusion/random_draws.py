@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dask._task_spec import DataNode, Task
+from dask._task_spec import Task
 
 from ..codegen.random_block import RandomArray, draw_block
 from ..frontend.graph import Graph
@@ -31,10 +31,10 @@ class Draws:
 
     def draw(self, task: Any) -> InlineSource | None:
         """Return a block of random numbers as readers may compute it; None for other tasks."""
-        if type(task) is not Task or task.func is not draw_block or len(task.args) != 2:
+        if type(task) is not Task or task.func is not draw_block or task.dependencies:
             return None
-        array, tile = [a.value if isinstance(a, DataNode) else a for a in task.args]
-        shape, position = tile.shape, array.position(tile.start)
+        array, start, shape = task.args
+        position = array.position(start)
         words = id(self._alive.setdefault(id(array), array)), shape, position % 2
         if words not in self._drawn:
             expr = array.expression(shape, position % 2)

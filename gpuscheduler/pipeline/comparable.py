@@ -26,7 +26,7 @@ from ..frontend.files import is_in_file
 from ..frontend.graph import is_chunk
 from ..frontend.rebuild import has_name
 from ..sparse_parts import arrays_of, library_of
-from ..values import sizeof
+from ..values import FILES, sizeof
 
 #: Says on which device a value is, if any.
 Home = Callable[[Any], int | None]
@@ -88,6 +88,12 @@ def is_file_array(value: Any) -> bool:
         return False
     shape, dtype = value.shape, getattr(value, "dtype", None)
     return type(shape) is tuple and isinstance(dtype, np.dtype) and hasattr(kind, "__getitem__")
+
+
+def is_file(value: Any) -> bool:
+    """Whether a value is a file array of a library's, which refers to no collection."""
+    known = isinstance(value, np.memmap) or _root(type(value).__module__) in (*FILES, "xarray")
+    return known and is_file_array(value)
 
 
 def is_data(value: Any) -> bool:

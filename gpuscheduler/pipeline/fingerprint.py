@@ -38,7 +38,7 @@ from ..dask_private import HLGExpr, HLGExprSequence, layers_of
 from ..frontend.captured import Variable, all_unchanged, made_of
 from ..frontend.chunk import Chunk
 from ..frontend.rebuild import has_name
-from ..frontend.tiles import Tiles, UnfusedTiles
+from ..frontend.tiles import Tiles
 from ..ir.expr import Expr
 from ..tracing.bytecode import variables_written
 from .columns import ColumnWords, seed_words, short_integers
@@ -61,7 +61,7 @@ from .comparable import (
     find_values,
     has_items,
     is_data,
-    is_file_array,
+    is_file,
     is_harmless,
     is_identified_by_token,
     is_opaque,
@@ -79,7 +79,7 @@ Key = Any
 #: Settings that change what a collection becomes.
 SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
 #: What is said of a layer's blocks by the chunks of an array alone.
-OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles, UnfusedTiles)
+OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
 #: Layers of one graph beyond which reading what they say takes long, and tasks of one layer, for
 #: which there is about room in `MOST_WORDS`. On two shared CPU cores, to read a task takes 16
 #: microseconds, and to plan it 300 and more.
@@ -524,7 +524,7 @@ class _LayerWords:
         return words
 
     def _parts(self, v: Any, kind: type, lists: int) -> Any:
-        if self.one and kind is not Chunk and (is_task_data(v) or is_file_array(v)):
+        if self.one and kind is not Chunk and (is_task_data(v) or is_file(v)):
             self.inside.append(v)
             return ArraySlot
         if kind is not Chunk and is_task_data(v) and not v.size:  # it says of which kind others are

@@ -23,10 +23,12 @@ from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler import OutOfMemory, Scheduler
+from gpuscheduler.devices import cpu
 from gpuscheduler.frontend.chunk import Chunk, ChunkTask, bytes_in
 from gpuscheduler.plan.machine import DISK
 from gpuscheduler.runtime.loop import run
 from gpuscheduler.runtime.persisted import PersistedChunks
+from gpuscheduler.values import renew
 from tests.support.strategies import EXAMPLES, thorough
 
 SIDE = 50  # elements of a block; 20 kB of float64
@@ -601,6 +603,27 @@ def test_tasks_that_change_persisted_lists_in_place_change_their_own(value):
                 assert delayed(spoil)(kept).compute(scheduler=reader) == value
                 assert spoil(kept.compute(scheduler=reader)) == value
                 assert kept.compute(scheduler=reader) == value
+
+
+def test_lists_that_a_run_does_not_read_are_not_copied(monkeypatch):
+    copied = []
+    monkeypatch.setattr(cpu, "renew", lambda value: copied.append(value) or renew(value))
+    with Scheduler("cpu:2"):
+        kept = dask.persist(*[delayed(list)(range(1000)) for _ in range(3)])
+        copied.clear()
+        assert delayed(len)("abc").compute() == 3
+        assert not copied
+        assert delayed(sum)(kept[0]).compute() == sum(range(1000))
+        assert len(copied) == 1
+        assert delayed(lambda *lists: [len(v) for v in lists])(*kept).compute() == [1000] * 3
+        assert len(copied) == 4
+        del kept
+
+
+def test_a_list_that_holds_itself_is_not_copied():
+    value = []
+    value += [value, value]
+    assert renew(value) is value
 
 
 def test_a_persisted_bag_keeps_what_tasks_take_out_of_its_partitions(small):

@@ -90,8 +90,11 @@ def is_file_array(value: Any) -> bool:
     return type(shape) is tuple and isinstance(dtype, np.dtype) and hasattr(kind, "__getitem__")
 
 
-def is_file(value: Any) -> bool:
-    """Whether a value is a file array of a library's, which refers to no collection."""
+def is_librarys_file(value: Any) -> bool:
+    """Whether a value is a file array of a library, which cannot hold a collection.
+
+    One of a user's class could: a fingerprint that kept it would keep its own layer for ever.
+    """
     known = isinstance(value, np.memmap) or _root(type(value).__module__) in (*FILES, "xarray")
     return known and is_file_array(value)
 

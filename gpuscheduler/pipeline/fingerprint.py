@@ -61,9 +61,9 @@ from .comparable import (
     find_values,
     has_items,
     is_data,
-    is_file,
     is_harmless,
     is_identified_by_token,
+    is_librarys_file,
     is_opaque,
     is_singleton,
     is_task_data,
@@ -524,7 +524,7 @@ class _LayerWords:
         return words
 
     def _parts(self, v: Any, kind: type, lists: int) -> Any:
-        if self.one and kind is not Chunk and (is_task_data(v) or is_file(v)):
+        if self.one and kind is not Chunk and (is_task_data(v) or is_librarys_file(v)):
             self.inside.append(v)
             return ArraySlot
         if kind is not Chunk and is_task_data(v) and not v.size:  # it says of which kind others are

@@ -429,11 +429,7 @@ def _draws_numbers(f: types.FunctionType) -> bool:
     >>> from scipy.sparse import random, vstack
     >>> _draws_numbers(random), _draws_numbers(vstack)
     (True, False)
-
-    SciPy's `iqr` has a range of that name.
     """
-    if (f.__module__, f.__name__) == ("scipy.stats._stats_py", "iqr"):
-        return False
     code = getattr(inspect.unwrap(f), "__code__", None)
     if code is None:
         return False
